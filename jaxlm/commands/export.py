@@ -52,8 +52,8 @@ def main(arguments: list[str]) -> None:
     vectors = vectors or Vectors("mean", model.length, False)
     vectors = vectors._replace(pooling=pooling, normalize=options.normalize or vectors.normalize)
     out = export_folder(
-        options.out, model.objective, model.params, model.tokenizer, card, stop_ids=model.settings.stop_ids,
-        **{"max_length": model.length} if pooling == "none" else {"max_length": vectors.length, "vectors": vectors},
+        options.out, model.objective, model.params, model.tokenizer, card, max_length=model.length,
+        vectors=None if pooling == "none" else vectors, stop_ids=model.settings.stop_ids,
     )
     name = model.objective.primary_metric
     loss = f", held-out {name} {evaluation[name]:.4f}" if name in evaluation else ""

@@ -66,7 +66,7 @@ def export_folder(
         params: parameters.
         tokenizer: tokenizer of the model.
         card: rows of README.md.
-        max_length: longest text, with special tokens, for the tokenizer; by default the model's maximum.
+        max_length: longest text, with special tokens, for the tokenizer; by default that of `vectors` or the model.
         vectors: if given, the folder is also one of sentence-transformers.
         stop_ids: tokens that end a generated text; by default the end token.
 
@@ -87,13 +87,10 @@ def export_folder(
     template = _template(objective)
     exported = _exported_paths(template, models)
     longest = objective.model.max_length or RELATIVE_LENGTH
-    length = min(filter(None, (vectors and vectors.length, max_length, longest)))
+    length = min((vectors and vectors.length) or max_length or longest, longest)
     with _new_folder(out) as temporary:
         for model in models:
-            _write_model(temporary / model.folder, model, objective, params, tokenizer, length)
-            if stop_ids and (ends := model.generation_config) is not None:
-                ends = {**ends, "eos_token_id": [*stop_ids] if len(stop_ids) > 1 else stop_ids[0]}
-                _write_json(temporary / model.folder / "generation_config.json", ends)
+            _write_model(temporary / model.folder, model, objective, params, tokenizer, length, stop_ids)
         if vectors is not None:
             write_vectors(temporary, objective, vectors._replace(length=length))
         if isinstance(objective, Rerank) and objective.query_prompt:
@@ -107,14 +104,16 @@ def export_folder(
 
 
 def _write_model(
-    folder: Path, model: TransformersModel, objective: Objective, params: Params, tokenizer: Tokenizer, length: int
+    folder: Path, model: TransformersModel, objective: Objective, params: Params, tokenizer: Tokenizer, length: int,
+    stop_ids: Sequence[int],
 ) -> None:
     """Write the configuration, the weights and the tokenizer of a Transformers model."""
     folder.mkdir(exist_ok=True)
     config = {"architectures": [model.architecture], "dtype": "float32", **model.config}
     _write_json(folder / "config.json", config)
     if model.generation_config is not None:
-        _write_json(folder / "generation_config.json", model.generation_config)
+        ends = {"eos_token_id": [*stop_ids] if len(stop_ids) > 1 else stop_ids[0]} if stop_ids else {}
+        _write_json(folder / "generation_config.json", {**model.generation_config, **ends})
     write_weights(folder, model.table.to_transformers(params))
     export_tokenizer(tokenizer, folder, objective.text_template, length)
 
@@ -149,7 +148,9 @@ def import_folder(hf_dir: str | os.PathLike[str], *, seed: int = 0) -> Pretraine
             raise UserError(f"{folder / 'config.json'} has a model that jaxlm does not support: {error}") from error
     tokenizer = Tokenizer.load(folder)
     if module.get("do_lower_case"):
-        tokenizer = tokenizer.with_lower_case()
+        content = tokenizer.to_json()
+        steps = [{"type": "Lowercase"}, *filter(None, [content.get("normalizer")])]
+        tokenizer = tokenizer.with_json(content | {"normalizer": {"type": "Sequence", "normalizers": steps}})
     around = templates(folder) if objective.model.text_model.is_causal else None
     if around and "#" in "".join(around):
         tokenizer = tokenizer.with_settings(single=around[0], pair=around[1])

@@ -124,8 +124,7 @@ class Contrastive(Objective):
             found = {"pooling": vectors.pooling, "normalize": vectors.normalize or vectors.similarity in ("", "cosine")}
             names = {} if self.reads_text else {"query_prompt": "query", "passage_prompt": "document"}
             found |= {field: vectors.prompt_of(role) for field, role in names.items()}
-        defaults = {f.name: f.default for f in dataclasses.fields(self)}
-        found = {name: value for name, value in found.items() if getattr(self, name) == defaults[name]}
+        found = {name: value for name, value in found.items() if getattr(self, name) == getattr(type(self), name)}
         return dataclasses.replace(self, model=with_options(model, self.model), **found)
 
     def select_params(self, source: PretrainedModel) -> Params:

@@ -290,12 +290,6 @@ class Tokenizer:
         data = json.dumps(tokenizer_json, ensure_ascii=False).encode()
         return Tokenizer(dataclasses.replace(self._definition, kind=JSON, data=data))
 
-    def with_lower_case(self) -> Tokenizer:
-        """Return the tokenizer that makes a text lower-case first."""
-        content = self.to_json()
-        steps = [{"type": "Lowercase"}, *filter(None, [content.get("normalizer")])]
-        return self.with_json(content | {"normalizer": {"type": "Sequence", "normalizers": steps}})
-
     def with_settings(self, **settings: Any) -> Tokenizer:
         """Return the tokenizer with further `settings`."""
         return Tokenizer(dataclasses.replace(self._definition, settings={**self.settings, **settings}))
