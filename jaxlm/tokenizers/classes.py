@@ -143,7 +143,7 @@ def read_length(folder: epath.Path) -> int | None:
 
 
 def templates(folder: epath.Path) -> tuple[str, str] | None:
-    """Return the special tokens around one text and two by a `tokenizer.json`, as a `Template` has ids; None without."""
+    """Return the ids around one text and two by a `tokenizer.json`, as a `Template` has them; None without it."""
     if not (folder / "tokenizer.json").exists():
         return None
     step = _read(folder, "tokenizer.json", dict).get("post_processor") or {}
