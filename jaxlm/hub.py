@@ -16,7 +16,7 @@ from jaxlm.paths import cause
 
 PREFIX = "hf:"
 NAME = re.compile(rf"{PREFIX}((?:[\w.-]+/)?[\w.-]+)(?:@([^#\s]+))?(?:#([0-9a-f]{{40}}))?", re.ASCII)
-TOKENIZER = ("*.json", "*.txt", "*.model", "*.bpe")
+TOKENIZER = ("*.json", "*.txt", "*.model", "*.bpe", "*.jinja")
 """Files that define a configuration and a tokenizer."""
 MODEL = (*TOKENIZER, "*.safetensors")
 """Files of a model. Weights in other formats can run code when they are opened."""

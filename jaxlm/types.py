@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 Params = dict[str, Any]
 """Parameters: a nested dict of arrays."""
@@ -35,10 +35,40 @@ class Vectors(NamedTuple):
 
     def prompt_of(self, role: Role) -> str | None:
         """Return the prompt of a text; queries and documents have none unless a prompt has their name."""
-        if role == "":
-            return self.prompt
-        names = ("query",) if role == "query" else ("document", "passage", "corpus")
-        return next(filter(None, map(dict(self.prompts).get, names)), "")
+        return dict(self.prompts).get(role, "") if role else self.prompt
+
+
+class FolderSettings(NamedTuple):
+    """Settings of a model beside configuration, weights and tokenizer: those of its folder, in all runs from it."""
+
+    vectors: Vectors | None = None
+    """Those of a folder of sentence-transformers, or of training."""
+    stop_ids: tuple[int, ...] = ()
+    """Tokens that end a generated text; empty for the end token of the vocabulary."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the settings as JSON values."""
+        return {"vectors": self.vectors and self.vectors._asdict(), "stop_ids": self.stop_ids}
+
+    @classmethod
+    def from_json(cls, found: dict[str, Any]) -> Self:
+        """Return the settings of `to_json`; of {} the defaults."""
+        if vectors := found.get("vectors"):
+            pairs = {"prompts": tuple(map(tuple, vectors["prompts"])), "widths": tuple(vectors["widths"])}
+            vectors = Vectors(**vectors | pairs)
+        return cls(vectors, tuple(found.get("stop_ids", ())))
+
+    def after_training(self, trained: Vectors | None, eos: int) -> Self:
+        """Return the settings after a run that trained vectors, or None, and ended its texts with a token."""
+        old, added = self.vectors, {eos} - {-1, *self.stop_ids} if self.stop_ids else ()
+        if trained and old:
+            prompts = dict(old.prompts) | dict(trained.prompts)
+            # A cosine does not tell whether the vectors have unit length.
+            normalize = (old if trained.similarity == (old.similarity or "cosine") == "cosine" else trained).normalize
+            prompt = old.prompt or (None if any(prompts.values()) else "")
+            trained = trained._replace(normalize=normalize, prompt=prompt, prompts=tuple(prompts.items()),
+                                       pools_prompt=bool(trained.prompts) or old.pools_prompt)
+        return self._replace(vectors=trained or old, stop_ids=(*self.stop_ids, *added))
 
 
 class TokenBatch(NamedTuple):

@@ -48,13 +48,13 @@ def main(arguments: list[str]) -> None:
         metrics={f"eval_{name}": value for name, value in evaluation.items()},
     )
     is_encoder = not model.objective.is_task and model.objective.answer_kind != "text"
-    vectors = model.objective.vectors(model.length)
+    vectors = model.settings.vectors
     pooling = options.sentence_transformers or (vectors.pooling if vectors else "mean" if is_encoder else "none")
     vectors = vectors or Vectors("mean", model.length, False)
     vectors = vectors._replace(pooling=pooling, normalize=options.normalize or vectors.normalize)
     out = export_folder(
         options.out, model.objective, model.params, model.tokenizer, card, max_length=model.length,
-        vectors=None if pooling == "none" else vectors,
+        vectors=None if pooling == "none" else vectors, stop_ids=model.settings.stop_ids,
     )
     name = model.objective.primary_metric
     loss = f", held-out {name} {evaluation[name]:.4f}" if name in evaluation else ""

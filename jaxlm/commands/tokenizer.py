@@ -81,7 +81,9 @@ def _extend(arguments: list[str]) -> None:
     print(*(f"{name}: {value}." for name, value in lines.items() if value), sep="\n")
     card = ModelCard(rows={"Started from": str(options.model), "Words from": options.source, **lines})
     extended = model.with_words(extension)
-    export_folder(out, extended.objective, extended.params, extended.tokenizer, card)
+    vectors, stop_ids = extended.settings
+    export_folder(out, extended.objective, extended.params, extended.tokenizer, card, max_length=extended.length,
+                  vectors=None if extended.objective.is_task else vectors, stop_ids=stop_ids)
     print(f"Wrote {out}; continue with `jaxlm pretrain PRESET --init-from {out} --data.source {options.source}`.")
 
 

@@ -109,7 +109,7 @@ def _use(
             "from sentence_transformers import SentenceTransformer",
             f"model = SentenceTransformer({name!r}){shorter}",
         ]
-        if vectors.prompts:
+        if any(text for _, text in vectors.prompts):
             lines += ["queries = model.encode_query(['A query'])", "passages = model.encode_document(['A passage.'])"]
         else:
             lines.append("vectors = model.encode(['A sentence.'])")

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +20,23 @@ from jaxlm.errors import UserError
 from jaxlm.huggingface.card import ModelCard, render
 from jaxlm.huggingface.families import family_named, family_of, writer_of
 from jaxlm.huggingface.family import Source, TransformersModel, read_config
+from jaxlm.huggingface.sentence_transformers import read as read_vectors
+from jaxlm.huggingface.sentence_transformers import read_module, write_reranker
 from jaxlm.huggingface.sentence_transformers import write as write_vectors
 from jaxlm.huggingface.table import listed
-from jaxlm.huggingface.weights import Weights, write_weights
+from jaxlm.huggingface.weights import INDEX, SINGLE, Weights, write_weights
 from jaxlm.keys import Purpose, purpose_key
 from jaxlm.objectives.base import Objective, PretrainedModel
-from jaxlm.paths import cause, local_folder, reading, remedy, without_empty_folders
-from jaxlm.tokenizers.classes import symbols_around
+from jaxlm.parallel.hosts import log
+from jaxlm.paths import cause, local_folder, read_json, reading, remedy, without_empty_folders
+from jaxlm.tasks.rerank import Rerank
+from jaxlm.tokenizers.classes import GENERIC, read_class, read_length, templates
 from jaxlm.tokenizers.export import export as export_tokenizer
 from jaxlm.tokenizers.template import parts, symbol_id
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.trees import get, paths, put, subtrees, within
-from jaxlm.types import Params, Vectors
+from jaxlm.types import FolderSettings, Params, Vectors
 
 RELATIVE_LENGTH = 512
 """Maximum length for tokenizers of models with relative positions: that at which T5 and XLNet were pretrained."""
@@ -47,6 +51,7 @@ def export_folder(
     *,
     max_length: int | None = None,
     vectors: Vectors | None = None,
+    stop_ids: Sequence[int] = (),
 ) -> Path:
     """Write a folder that `AutoModel….from_pretrained` and `AutoTokenizer.from_pretrained` load, and return its path.
 
@@ -61,8 +66,9 @@ def export_folder(
         params: parameters.
         tokenizer: tokenizer of the model.
         card: rows of README.md.
-        max_length: longest text, with special tokens, for the tokenizer; by default the model's maximum.
+        max_length: longest text, with special tokens, for the tokenizer; by default that of `vectors` or the model.
         vectors: if given, the folder is also one of sentence-transformers.
+        stop_ids: tokens that end a generated text; by default the end token.
 
     Raises:
         UserError: `out` exists and is not empty, the disk is full, the objective has no Transformers class, or
@@ -81,12 +87,14 @@ def export_folder(
     template = _template(objective)
     exported = _exported_paths(template, models)
     longest = objective.model.max_length or RELATIVE_LENGTH
+    length = min((vectors and vectors.length) or max_length or longest, longest)
     with _new_folder(out) as temporary:
         for model in models:
-            _write_model(temporary / model.folder, model, objective, params, tokenizer, max_length or longest)
+            _write_model(temporary / model.folder, model, objective, params, tokenizer, length, stop_ids)
         if vectors is not None:
-            length = min(filter(None, (vectors.length, max_length, longest)))
             write_vectors(temporary, objective, vectors._replace(length=length))
+        if isinstance(objective, Rerank) and objective.query_prompt:
+            write_reranker(temporary, objective.query_prompt)
         private = listed([name for model in models for name in model.table.private if name in params])
         card = dataclasses.replace(card, rows={**card.rows, "Left out, without a counterpart there": private})
         parameters = sum(int(np.prod(get(template, path).shape)) for path in exported)
@@ -96,14 +104,16 @@ def export_folder(
 
 
 def _write_model(
-    folder: Path, model: TransformersModel, objective: Objective, params: Params, tokenizer: Tokenizer, length: int
+    folder: Path, model: TransformersModel, objective: Objective, params: Params, tokenizer: Tokenizer, length: int,
+    stop_ids: Sequence[int],
 ) -> None:
     """Write the configuration, the weights and the tokenizer of a Transformers model."""
     folder.mkdir(exist_ok=True)
     config = {"architectures": [model.architecture], "dtype": "float32", **model.config}
     _write_json(folder / "config.json", config)
     if model.generation_config is not None:
-        _write_json(folder / "generation_config.json", model.generation_config)
+        ends = {"eos_token_id": [*stop_ids] if len(stop_ids) > 1 else stop_ids[0]} if stop_ids else {}
+        _write_json(folder / "generation_config.json", {**model.generation_config, **ends})
     write_weights(folder, model.table.to_transformers(params))
     export_tokenizer(tokenizer, folder, objective.text_template, length)
 
@@ -121,7 +131,9 @@ def import_folder(hf_dir: str | os.PathLike[str], *, seed: int = 0) -> Pretraine
         UserError: the folder is missing or damaged, its family or configuration is not supported, it has no
             safetensors weights, or tensors are missing, unknown or of another shape.
     """
-    folder = local_folder(hf_dir, "Transformers folders")
+    root = local_folder(hf_dir, "Transformers folders")
+    folder, module = read_module(root)
+    _check_adapter(folder)
     config = read_config(folder)
     shapes = Weights(folder).shapes
     with reading(folder / "config.json"):
@@ -135,6 +147,13 @@ def import_folder(hf_dir: str | os.PathLike[str], *, seed: int = 0) -> Pretraine
                 raise
             raise UserError(f"{folder / 'config.json'} has a model that jaxlm does not support: {error}") from error
     tokenizer = Tokenizer.load(folder)
+    if module.get("do_lower_case"):
+        content = tokenizer.to_json()
+        steps = [{"type": "Lowercase"}, *filter(None, [content.get("normalizer")])]
+        tokenizer = tokenizer.with_json(content | {"normalizer": {"type": "Sequence", "normalizers": steps}})
+    around = templates(folder) if objective.model.text_model.is_causal else None
+    if around and "#" in "".join(around):
+        tokenizer = tokenizer.with_settings(single=around[0], pair=around[1])
     _check_tokenizer(folder, objective, tokenizer.vocabulary)
     objective = dataclasses.replace(objective, vocabulary=tokenizer.vocabulary)
     _check_template(folder, objective, tokenizer)
@@ -156,7 +175,30 @@ def import_folder(hf_dir: str | os.PathLike[str], *, seed: int = 0) -> Pretraine
     nested: Params = {}
     for path in paths(template):
         put(nested, path, params[path])
-    return PretrainedModel(objective, nested, tokenizer, tuple(initialized), str(folder))
+    settings, length = _read_settings(root, folder, config, tokenizer.vocabulary.size), read_length(folder)
+    return PretrainedModel(objective, nested, tokenizer, tuple(initialized), str(root), 0, length, settings)
+
+
+def _read_settings(root: Path, folder: Path, config: Mapping[str, Any], size: int) -> FolderSettings:
+    """Return the settings of vectors, and `eos_token_id` of generation_config.json, else of config.json."""
+    vectors, file = None, folder / "generation_config.json"
+    try:
+        vectors = read_vectors(root)
+    except UserError as error:  # which `encode` raises; everything else can use the model
+        log(f"{error} Its settings of vectors are not kept.")
+    found = (read_json(file, dict) if file.is_file() else {}).get("eos_token_id")
+    found = config.get("eos_token_id") if found is None else found
+    ids = found if isinstance(found, list) else [found]
+    return FolderSettings(vectors, tuple(i for i in ids if isinstance(i, int) and 0 <= i < size))
+
+
+def _check_adapter(folder: Path) -> None:
+    """Raise UserError if the folder holds only an adapter of PEFT, and remark on one beside a model."""
+    if (folder / "adapter_config.json").is_file():
+        text = f"{folder} has an adapter (adapter_config.json), which is not read; merge it (PEFT's merge_and_unload)."
+        if not any((folder / name).is_file() for name in (SINGLE, INDEX)):
+            raise UserError(text)
+        log(text)
 
 
 def _template(objective: Objective) -> Params:
@@ -185,13 +227,14 @@ def _check_tokenizer(folder: Path, objective: Objective, vocabulary: Vocabulary)
 def _check_template(folder: Path, objective: Objective, tokenizer: Tokenizer) -> None:
     """Raise UserError if the folder's tokenizer puts other special tokens around a text than the family does.
 
-    Decoders have none here, whatever their tokenizer adds.
+    Decoders follow their tokenizer; the class of another tokenizer has rules of its own.
     """
-    around, model = symbols_around(folder), objective.model.text_model
-    if around is None or getattr(model, "is_causal", False):
+    v, model = tokenizer.vocabulary, objective.model.text_model
+    found = templates(folder) if read_class(folder) in GENERIC else None
+    if found is None or model.is_causal:
         return
-    names, v = [name for name, _ in parts(objective.text_template.single or "$A")], tokenizer.vocabulary
-    ours = [name if name == "$A" else tokenizer.piece(symbol_id(v, name)) for name in names]
+    around, ours = ([name if name == "$A" else tokenizer.pieces([symbol_id(v, name)])[0] for name, _ in parts(text)]
+                    for text in (found[0], objective.text_template.single or "$A"))
     if around != ours:
         raise UserError(
             f"{folder}: its tokenizer.json reads a text as {' '.join(around)}, and jaxlm's {type(model).__name__} as "

@@ -6,6 +6,7 @@ A table is read in both directions, so that export and import cannot disagree. A
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -16,6 +17,8 @@ from jaxlm.types import Params
 
 Shape = tuple[int, ...]
 LAYER = "{layer}"
+WRAPPERS = re.compile(r"^((module|_orig_mod)\.)+")
+"""What DataParallel and torch.compile put before the names of a model's tensors."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,7 +213,8 @@ class Table:
         return found
 
     def _current_name(self, name: str, known: Collection[str]) -> str:
-        """Return the table's name of a stored tensor: old endings replaced, a missing prefix added."""
+        """Return the table's name of a stored tensor: old endings replaced, a missing prefix added, no wrappers."""
+        name = WRAPPERS.sub("", name)
         for old, new in self.old_endings.items():
             if name.endswith(old):
                 name = name.removesuffix(old) + new

@@ -16,7 +16,7 @@ from jaxlm import systems
 from jaxlm.errors import UserError
 from jaxlm.fields import marks_of
 from jaxlm.huggingface.family import Family, Head, Source, TransformersModel
-from jaxlm.huggingface.sentence_transformers import CONFIG
+from jaxlm.huggingface.sentence_transformers import CONFIG, reranker_prompt
 from jaxlm.huggingface.table import Table, dense
 from jaxlm.objectives.base import Objective
 from jaxlm.tasks.answers import Answers
@@ -181,7 +181,7 @@ def _config(kind: type[Task], task: Task, head: Head) -> dict[str, Any]:
 def _settings(kind: type[Task]) -> list[dataclasses.Field[Any]]:
     """Return the fields of a task's format and scoring, without those of its parameters."""
     return [f for f in dataclasses.fields(kind) if not marks_of(f) & {"bound", "weights"}
-            and f.name not in ("both_orders", "lm_coefficient", "classifier_dropout")]
+            and f.name not in ("both_orders", "lm_coefficient", "classifier_dropout", "query_prompt")]
 
 
 def _read_task(base: Family, kind: type[Task], head: Head, source: Source) -> Task:
@@ -193,8 +193,12 @@ def _read_task(base: Family, kind: type[Task], head: Head, source: Source) -> Ta
     if not all(str(number).isdecimal() for number in names):
         raise UserError(f"{source.folder / 'config.json'}: the keys of id2label must be 0, 1, … and not {[*names]}.")
     is_cross_encoder = not CROSS_ENCODER_KEYS.isdisjoint(source.config) or (source.folder / CONFIG).is_file()
+    prompt = reranker_prompt(source.folder)
     if kind is Classification and len(names) == 1 and is_cross_encoder:
-        kind = Rerank
+        kind, fields["query_prompt"] = Rerank, prompt
+    elif prompt:
+        raise UserError(f"{source.folder} puts {prompt!r} before a text, which jaxlm does only for one label; set "
+                        f"default_prompt_name in {CONFIG} to null.")
     if kind is Classification:
         source.require(problem_type=tuple(PROBLEM_TYPES.values()))
         # Transformers takes a single logit without a problem type for a number.

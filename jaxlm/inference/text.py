@@ -58,7 +58,8 @@ def generate_text(
     v = loaded.tokenizer.vocabulary
     symbols = [v.symbols[text] for text in stop if text in v.symbols]
     strings = [text for text in stop if text not in v.symbols]
-    settings = dataclasses.replace(settings, stop_ids=[*settings.stops(v), *symbols])
+    ends = (loaded.settings.stop_ids if settings.stop_ids is None else ()) or settings.stops(v)
+    settings = dataclasses.replace(settings, stop_ids=[*ends, *symbols])
     return [
         answer for start in range(0, len(prompts), BATCH)
         for answer in _generate_batch(

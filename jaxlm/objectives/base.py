@@ -23,7 +23,7 @@ from jaxlm.tokenizers.template import Template
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.trees import extend_vocabulary, merge_params, with_mean_rows
-from jaxlm.types import Params, Vectors
+from jaxlm.types import FolderSettings, Params, Vectors
 
 Batch = Any
 """Rows of the data: a `jaxlm.types.TokenBatch` of text, or the arrays of labelled rows."""
@@ -80,7 +80,7 @@ def total_loss(terms: Terms, weights: Mapping[str, Array] | None = None) -> Floa
 
 @functools.partial(
     jax.tree_util.register_dataclass, data_fields=["params"],
-    meta_fields=["objective", "tokenizer", "fresh", "path", "step", "length"],
+    meta_fields=["objective", "tokenizer", "fresh", "path", "step", "length", "settings"],
 )
 @dataclasses.dataclass(frozen=True)
 class PretrainedModel:
@@ -98,7 +98,9 @@ class PretrainedModel:
     step: int = 0
     """Training step of the run's checkpoint."""
     length: int | None = None
-    """Tokens of a row in the run's training; None for other models."""
+    """Tokens of a row in the run's training, or of the longest text of a Transformers folder; None where it is open."""
+    settings: FolderSettings = FolderSettings()
+    """Further settings, those of its training and of the Transformers folder that it began from."""
 
     def with_words(self, extension: Extension) -> PretrainedModel:
         """Return the model with the words of an extended vocabulary, each with the mean of its old pieces' rows.

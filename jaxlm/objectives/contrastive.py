@@ -117,15 +117,21 @@ class Contrastive(Objective):
 
     def vectors(self, length: int | None) -> Vectors:
         has_prompts = bool(self.query_prompt or self.passage_prompt)
-        prompts = (("query", self.query_prompt), ("document", self.passage_prompt)) if has_prompts else ()
+        prompts = () if self.reads_text else (("query", self.query_prompt), ("document", self.passage_prompt))
         return Vectors(
             self.pooling, length, self.normalize, None if has_prompts else "", prompts,
             similarity="cosine" if self.normalize or self.widths else "dot", widths=self.widths,
         )
 
     def with_pretrained_model(self, source: PretrainedModel) -> Self:
-        model = source.objective.model.text_model
-        return dataclasses.replace(self, model=with_options(model, self.model))
+        """Return a copy with the pretrained model, and its pooling, score and prompts where the preset has defaults."""
+        model, found = source.objective.model.text_model, {}
+        if vectors := source.settings.vectors:
+            found = {"pooling": vectors.pooling, "normalize": vectors.normalize or vectors.similarity in ("", "cosine")}
+            names = {} if self.reads_text else {"query_prompt": "query", "passage_prompt": "document"}
+            found |= {field: vectors.prompt_of(role) for field, role in names.items()}
+        found = {name: value for name, value in found.items() if getattr(self, name) == getattr(type(self), name)}
+        return dataclasses.replace(self, model=with_options(model, self.model), **found)
 
     def select_params(self, source: PretrainedModel) -> Params:
         return source.objective.model.text_params(source.params)

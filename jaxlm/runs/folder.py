@@ -32,7 +32,7 @@ from jaxlm.training.checkpoints import Checkpoints
 
 METADATA = (
     "data", "tokenizer", "frozen", "source", "unigram_entropy", "configuration", "imported_from", "fresh", "chosen",
-    "jaxlm",
+    "settings", "jaxlm",
 )
 """Keys of a run's metadata, in data.json and in each of its checkpoints (see `jaxlm.runs.resume.run_metadata`). "jaxlm"
 is the version that wrote the file."""
@@ -237,7 +237,7 @@ def write_imported_run(
         experiment: The run's configuration.
         params: Parameters of the imported model.
         tokenizer: The model's tokenizer.
-        metadata: `imported_from`, the Transformers folder, and `fresh`, the subtrees of parameters that it lacked.
+        metadata: `imported_from`, the Transformers folder, `fresh`, the parameters that it lacked, and its `settings`.
     """
     with hold(folder):
         tokenizer.save(folder / "tokenizer")

@@ -23,7 +23,7 @@ from jaxlm.runs.folder import RunFolder, split_steps
 from jaxlm.runs.session import open_session
 from jaxlm.training.checkpoints import Checkpoints
 from jaxlm.training.metrics import best_step, evaluations
-from jaxlm.types import Params
+from jaxlm.types import FolderSettings, Params
 
 
 def load_model(path: str | os.PathLike[str]) -> PretrainedModel:
@@ -89,7 +89,9 @@ def load_run(path: str | os.PathLike[str]) -> PretrainedModel:
         objective = dataclasses.replace(objective, **unset)
     fresh = () if step else tuple(run.metadata.get("fresh", ()))
     length = experiment.data.length if step else None
-    return PretrainedModel(objective, params, session.tokenizer, fresh, str(path), step, length)
+    settings = FolderSettings.from_json(run.metadata.get("settings", {}))
+    settings = settings.after_training(objective.vectors(length), session.tokenizer.vocabulary.eos if step else -1)
+    return PretrainedModel(objective, params, session.tokenizer, fresh, str(path), step, length, settings)
 
 
 def _mean(models: Iterable[Params], count: int) -> Params:

@@ -27,14 +27,13 @@ from jaxlm.objectives.base import PretrainedModel
 from jaxlm.runs.load import load_model
 from jaxlm.tasks.classification import Classification
 from jaxlm.tasks.rerank import Rerank
-from jaxlm.tokenizers.classes import read_length
 from jaxlm.trees import within
 from jaxlm.types import Pooling, Role, Vectors
 
 
 @functools.partial(
     jax.tree_util.register_dataclass, data_fields=["params"],
-    meta_fields=["objective", "tokenizer", "fresh", "path", "step", "length"],
+    meta_fields=["objective", "tokenizer", "fresh", "path", "step", "length", "settings"],
 )
 @dataclasses.dataclass(frozen=True)
 class TrainedModel(PretrainedModel):
@@ -53,8 +52,10 @@ class TrainedModel(PretrainedModel):
         if isinstance(self.objective, Rerank):
             raise UserError(f"{self.path} is a reranker and has no vectors of texts; `jaxlm evaluate` it on rows, or "
                             "call score_pairs.")
-        found = read(Path(hub.local(self.path))) if self.path else None
-        return found or self.objective.vectors(self.length) or Vectors("mean", None, False)
+        found = self.settings.vectors
+        if found is None and self.path:
+            read(Path(hub.local(self.path)))  # refuses those of a folder that could not be kept
+        return found or Vectors("mean", None, False)
 
     def encode(
         self, texts: Sequence[str], pooling: Pooling | None = None, length: int | None = None,
@@ -138,9 +139,8 @@ class TrainedModel(PretrainedModel):
         names = ("text", "text_pair") if is_number else ("query", "positive")
         values = [dict(zip(names, pair, strict=True)) | {"label": None, "negatives": []} for pair in pairs]
         source = LabelledSource(self.tokenizer, {"held_out": [Record("", "", each, ()) for each in values]}, True)
-        longest, found = task.model.max_length, read_length(Path(hub.local(self.path))) if self.path else None
-        length = length or self.length or found or longest or 512
-        answers = task.answers(self.params, source, min(length, longest or length), 32)
+        length = length or self.length or task.model.max_length or 512
+        answers = task.answers(self.params, source, min(length, task.model.max_length or length), 32)
         return np.array([np.ravel(answer.prediction)[0] for answer in answers], np.float32)
 
     def require_heads(self) -> None:

@@ -68,6 +68,9 @@ def resolve(
                 f"--init-from {init_from} has a tokenizer of its own, which its weights belong to; leave out "
                 f"--data.tokenizer {tokenizer}."
             )
+        for _, new in _changes(unchanged, experiment):
+            if new.name in ("data.vocab_size", "data.tokenizer_kind", "data.normalization"):
+                raise UserError(f"--init-from {init_from} has a tokenizer of its own; leave out {_flag(new)}.")
     if is_run or not (experiment.objective.is_task or experiment.train.epochs):  # which wait for the rows
         experiment = with_steps(experiment)
     if experiment.train.decay_steps and (pretrained is not None or not is_run):

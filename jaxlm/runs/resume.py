@@ -147,6 +147,7 @@ def run_metadata(session: Session, constants: Constants) -> dict[str, Any]:
     """
     source, experiment, rows = session.pretrained, session.experiment, session.rows
     begun_from = {"imported_from": source.path, "fresh": list(source.fresh)} if source else {}
+    begun_from |= {"settings": source.settings.to_json()} if source else {}
     return session.run.metadata | begun_from | {
         "data": rows.fingerprint,
         "tokenizer": session.tokenizer.fingerprint,

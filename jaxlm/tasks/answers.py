@@ -200,7 +200,7 @@ class Answers(Task):
 
     @property
     def template(self) -> Template:
-        return self.fine_tuning.answer_template or super().template
+        return (self.fine_tuning.answer_template or self.fine_tuning.template).for_vocabulary(self.vocabulary)
 
     @property
     def num_logits(self) -> int:

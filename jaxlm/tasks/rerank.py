@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 from jaxlm.data.labelled import Arrays, EncodedExample, LabelledData, LabelledSource, Record
 from jaxlm.errors import UserError
 from jaxlm.fields import field
-from jaxlm.objectives.base import Line, Term, Terms
+from jaxlm.objectives.base import Line, PretrainedModel, Term, Terms
 from jaxlm.objectives.losses import cross_entropy
 from jaxlm.tasks.base import Answer, Task
 from jaxlm.tasks.multiple_choice import MultipleChoice
@@ -31,12 +31,20 @@ class Rerank(MultipleChoice):
 
     negatives: int = field(0, range="[0, 1024]")
     """Hard negatives of each row that are read, the first ones; 0: all."""
+    query_prompt: str = ""
+    """Text before each query, such as 'query: '."""
 
     name = "rerank"
 
     @property
     def num_texts(self) -> int:
         return 1 + self.negatives if self.negatives else MultipleChoice.num_texts
+
+    def with_pretrained_model(self, source: PretrainedModel) -> Self:
+        """Return a copy with the pretrained model, and a reranker's prompt where the preset has none."""
+        theirs = source.objective
+        prompt = self.query_prompt or (theirs.query_prompt if isinstance(theirs, Rerank) else "")
+        return dataclasses.replace(super().with_pretrained_model(source), query_prompt=prompt)
 
     def with_rows(self, rows: LabelledSource, data: LabelledData) -> Self:
         if not any(len(self.texts(record)) > 1 for record in rows.records["train"]):
@@ -52,7 +60,7 @@ class Rerank(MultipleChoice):
     def texts(self, record: Record) -> list[tuple[str, ...]]:
         query, positive, negatives = (record.values[name] for name in ("query", "positive", "negatives"))
         negatives = [text for text in negatives if text != positive][: self.negatives or None]
-        return [(query, text) for text in (positive, *negatives)]
+        return [(self.query_prompt + query, text) for text in (positive, *negatives)]
 
     def label(self, record: Record) -> np.ndarray:
         return np.zeros(len(self.texts(record)), np.float32)

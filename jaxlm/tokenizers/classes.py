@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from etils import epath
@@ -11,6 +11,9 @@ from jaxlm.errors import UserError
 from jaxlm.paths import read_json
 from jaxlm.tokenizers.sentencepiece_json import added_token
 
+GENERIC = ("", "PreTrainedTokenizerFast", "TokenizersBackend")
+"""Classes that take a `tokenizer.json` as it is."""
+OTHERS = ("chat_template", "padding_side", "truncation_side")
 ROLES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
 JSON_FILE, SENTENCEPIECE_MODEL, WORDPIECE, BYTE_BPE = "tokenizer.json", "SentencePiece", "WordPiece", "byte-level BPE"
 BYTES = "single bytes"
@@ -59,6 +62,7 @@ _SUPPORTED = {"word_tokenizer_type": "basic", "subword_tokenizer_type": "wordpie
 """Setting of tokenizer_config.json or its sp_model_kwargs → the only value that jaxlm supports."""
 _TOKEN = (str, {"content": str})
 _FORM = {"model_max_length?": (int, float)} | {f"{role}_token?": _TOKEN for role in ROLES} | {
+    "chat_template?": (str, list), "padding_side?": str, "truncation_side?": str,
     "additional_special_tokens?": [_TOKEN], "tokenizer_class?": str, "model_type?": str, "extra_ids?": int,
     "extra_special_tokens?": ([_TOKEN], {"*": _TOKEN}), "added_tokens_decoder?": {"*": {"content": str}},
     **dict.fromkeys(["do_lower_case?", "strip_accents?", "add_prefix_space?", "tokenize_chinese_chars?"], bool),
@@ -138,21 +142,35 @@ def read_length(folder: epath.Path) -> int | None:
     return int(longest) if 0 < longest < 1e9 else None  # Transformers writes 1e30 for no limit
 
 
-def symbols_around(folder: epath.Path) -> list[str] | None:
-    """Return the parts of a text with its special tokens, by a folder's `tokenizer.json`, with "$A" for the text.
-
-    None without that file, or where the folder's class has rules of its own.
-    """
-    generic = ("", "PreTrainedTokenizerFast", "TokenizersBackend")
-    if not (folder / "tokenizer.json").exists() or read_class(folder) not in generic:
+def templates(folder: epath.Path) -> tuple[str, str] | None:
+    """Return the ids around one text and two by a `tokenizer.json`, as a `Template` has them; None without it."""
+    if not (folder / "tokenizer.json").exists():
         return None
     step = _read(folder, "tokenizer.json", dict).get("post_processor") or {}
     for each in step.get("processors", [step]):
         if "single" in each:
-            return [part["SpecialToken"]["id"] if "SpecialToken" in part else "$A" for part in each["single"]]
+            return _template(each, each["single"]), _template(each, each["pair"])
         if "cls" in each:  # BertProcessing, RobertaProcessing
-            return [each["cls"][0], "$A", each["sep"][0]]
-    return ["$A"]
+            cls, sep = (f"#{each[name][1]}" for name in ("cls", "sep"))
+            pair = f"$B:1 {sep}:1" if each["type"] == "BertProcessing" else f"{sep} $B {sep}"
+            return f"{cls} $A {sep}", f"{cls} $A {sep} {pair}"
+    return "$A", "$A $B"
+
+
+def _template(processor: Mapping[str, Any], sequence: Sequence[Mapping[str, Any]]) -> str:
+    """Return a sequence of TemplateProcessing as a `Template` has it."""
+    found = []
+    for (kind, what), in (part.items() for part in sequence):
+        ids = processor["special_tokens"][what["id"]]["ids"] if kind == "SpecialToken" else ()
+        found += [f"#{i}:{what['type_id']}" for i in ids] or [f"${what['id']}:{what['type_id']}"]
+    return " ".join(found)
+
+
+def other_settings(folder: epath.Path) -> dict[str, Any]:
+    """Return the settings of a folder's tokenizer that its ids do not depend on: `OTHERS`."""
+    settings, file = _read(folder, "tokenizer_config.json"), folder / "chat_template.jinja"
+    settings |= {"chat_template": file.read_text()} if file.exists() else {}
+    return {name: settings[name] for name in OTHERS if name in settings}
 
 
 def num_separators(post_processor: Mapping[str, Any]) -> int:

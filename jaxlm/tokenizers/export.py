@@ -9,7 +9,7 @@ from typing import Any
 from etils import epath
 
 from jaxlm.paths import write_whole
-from jaxlm.tokenizers.classes import ROLES
+from jaxlm.tokenizers.classes import OTHERS, ROLES
 from jaxlm.tokenizers.sentencepiece_json import probes
 from jaxlm.tokenizers.template import Template, parts, symbol_id
 from jaxlm.tokenizers.tokenizer import Tokenizer
@@ -44,8 +44,11 @@ def export(tokenizer: Tokenizer, folder: str | os.PathLike[str], template: Templ
     config = {
         # This class takes tokenizer.json as it is; the classes of the families rebuild it by their own rules.
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": max_length, "padding_side": template.padding_side, "truncation_side": "right",
+        "model_max_length": max_length, "padding_side": "right", "truncation_side": "right",
         "clean_up_tokenization_spaces": False, "model_input_names": list(template.inputs), **symbols,
+        **{name: value for name, value in tokenizer.settings.items() if name in OTHERS},
+        # Models that read the last token need it.
+        **({"padding_side": "left"} if template.padding_side == "left" else {}),
         "added_tokens_decoder": {
             str(token["id"]): {key: value for key, value in token.items() if key != "id"}
             for token in tokenizer_json["added_tokens"]
@@ -70,6 +73,7 @@ def _post_processor(template: Template, tokenizer: Tokenizer, names: dict[str, s
         ]
 
     used = sorted({name for name, _ in parts(template.pair) if not name.startswith("$")})
+    names = names | {name: tokenizer.piece(int(name[1:])) for name in used if name.startswith("#")}
     special = {names.get(name, name): symbol_id(tokenizer.vocabulary, name) for name in used}
     return {
         "type": "TemplateProcessing", "single": pieces(template.single or "$A"), "pair": pieces(template.pair),

@@ -120,6 +120,8 @@ def extend_tokenizer(tokenizer: Tokenizer, counts: Mapping[str, int], num_words:
         raise UserError(f"the text has no word of several pieces that occurs {MIN_COUNT} times, so there is nothing to "
                         "add; give a larger text with --data.source.")
     new = {word: found[word][2] for word in words}
+    if model["type"] != "Unigram":  # `tokenizers` would move added tokens that the model lacks behind the new words
+        model["vocab"] |= {token["content"]: token["id"] for token in old.content["added_tokens"]}
     if is_bpe:
         new = _add_bpe(model, len(tokenizer), {word: found[word][1:] for word in words})
     elif model["type"] == "WordPiece":

@@ -52,6 +52,8 @@ class Definition:
         symbols: role ("pad", "mask", ...) → piece.
         name: name for error messages; not part of the fingerprint.
         separators: number of separators between two texts; 0 for that of the model's family.
+        settings: `jaxlm.tokenizers.classes.OTHERS`; and `single` and `pair`, the special tokens that a decoder's
+            tokenizer adds (see `jaxlm.tokenizers.template.Template`). Not part of the fingerprint.
     """
 
     kind: str
@@ -59,6 +61,7 @@ class Definition:
     symbols: Mapping[str, str]
     name: str
     separators: int = 0
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -82,7 +85,9 @@ def read(path: epath.Path) -> Definition:
         raise UserError(f"{path} is not a known tokenizer file; give a SentencePiece .model, a vocab.txt, a "
                         "tokenizer.json, or a folder with a tokenizer in it.")
     with reading(file):
-        return reader(file)
+        found = reader(file)
+        is_saved = reader is _read_saved
+        return found if is_saved else dataclasses.replace(found, settings=classes.other_settings(file.parent))
 
 
 def _find(folder: epath.Path) -> epath.Path:

@@ -31,8 +31,8 @@ class Template:
 
     Attributes:
         single: template of one text. Parts are separated by spaces; each is a role of the vocabulary ("cls"), a special
-            token by name ("[START]") or a text ($A, $B), with ":" and its segment id unless that is 0. Empty for no
-            special tokens.
+            token by name ("[START]") or id ("#0") or a text ($A, $B), with ":" and its segment id unless that is 0.
+            Empty for no special tokens.
         pair: template of two texts; "cls $A sep $B:1 sep:1" for BERT.
         inputs: names of the model's input arrays.
         needs: roles that the tokenizer must have.
@@ -54,7 +54,10 @@ class Template:
         """Return the template with as many separators after the first of two texts as the tokenizer's own has.
 
         Two are RoBERTa's, which has no segments: a BERT with XLM-R's vocabulary reads both texts as the first segment.
+        The template of a decoder without one is the tokenizer's, where that adds special tokens.
         """
+        if vocabulary and vocabulary.single and not self.single:
+            return dataclasses.replace(self, single=vocabulary.single, pair=vocabulary.pair, needs=())
         count = vocabulary.separators if vocabulary else 0
         pair = self.pair.replace("$A sep sep", "$A sep").replace("$A sep", "$A" + " sep" * count)
         pair = pair.replace(":1", "") if count == 2 else pair
@@ -86,5 +89,7 @@ def symbol_id(vocabulary: Vocabulary, name: str) -> int:
     """Return the id of a role ("cls") or of a special token ("[START]"); raise UserError if there is none."""
     if name.startswith("["):
         return vocabulary.id(name)
+    if name.startswith("#"):
+        return int(name[1:])
     vocabulary.require(name, purpose="a row of this model")
     return getattr(vocabulary, name)

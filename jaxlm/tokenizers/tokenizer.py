@@ -49,11 +49,13 @@ class Tokenizer:
     Attributes:
         vocabulary: size, special tokens and word starts, for the objectives.
         fingerprint: SHA-256 (hex) of everything that determines the ids of a text.
+        settings: what the ids do not depend on, see `jaxlm.tokenizers.files.Definition`.
     """
 
     def __init__(self, definition: Definition) -> None:
         """Build the tokenizer that a file defines."""
         self._definition = definition
+        self.settings = definition.settings
         self._processor: sentencepiece.SentencePieceProcessor | None = None
         self._is_trained_here = self._has_single_bytes = False
         if definition.kind == SENTENCEPIECE:
@@ -116,7 +118,8 @@ class Tokenizer:
             size=len(self._pieces), special=special, word_start=start, sentence_end=end & ~special,
             ngram_start=ngram_start, sentinel=sentinels.start, sentinel_step=sentinels.step,
             num_sentinels=len(sentinels), symbols=symbols, num_bytes=num_bytes,
-            name=self._definition.name, separators=self._definition.separators, pieces=tuple(self._pieces), **ids,
+            name=self._definition.name, separators=self._definition.separators, pieces=tuple(self._pieces),
+            single=self.settings.get("single", ""), pair=self.settings.get("pair", ""), **ids,
         )
 
     def _find_sentinels(self, symbols: Mapping[str, int]) -> range:
@@ -266,7 +269,7 @@ class Tokenizer:
         definition = self._definition
         saved = {
             "kind": definition.kind, "name": definition.name, "symbols": dict(definition.symbols),
-            "fingerprint": self.fingerprint, "separators": definition.separators,
+            "fingerprint": self.fingerprint, "separators": definition.separators, "settings": dict(definition.settings),
         }
         # The marker comes last, so that a folder with it is complete even after a crash.
         write_whole(folder / DATA_FILE[definition.kind], definition.data)
@@ -286,6 +289,10 @@ class Tokenizer:
         """Return the tokenizer of a changed `to_json`, with the same roles of special tokens."""
         data = json.dumps(tokenizer_json, ensure_ascii=False).encode()
         return Tokenizer(dataclasses.replace(self._definition, kind=JSON, data=data))
+
+    def with_settings(self, **settings: Any) -> Tokenizer:
+        """Return the tokenizer with further `settings`."""
+        return Tokenizer(dataclasses.replace(self._definition, settings={**self.settings, **settings}))
 
     def piece(self, token_id: int) -> str:
         """Return the piece of an id as in the vocabulary file; `pieces` returns readable ones."""

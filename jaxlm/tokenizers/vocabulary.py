@@ -40,6 +40,7 @@ class Vocabulary:
         preserve_rows: whether an imported model keeps all rows of its embedding, even unused ones.
         symbols: name → id of every special token, including those of an objective ("[R]").
         separators: number of separators between two texts; 0 for that of the model's family.
+        single, pair: special tokens around one text and two, for a decoder; empty for those of the model's family.
         name: name for error messages.
         num_bytes: int64 [size], UTF-8 bytes of the normalized text that each id stands for, 0 for special tokens and
             [UNK]; None in a stand-in.
@@ -65,6 +66,8 @@ class Vocabulary:
     preserve_rows: bool = False
     symbols: Mapping[str, int] = dataclasses.field(default_factory=dict)
     separators: int = 0
+    single: str = ""
+    pair: str = ""
     name: str = "the tokenizer"
     num_bytes: np.ndarray | None = dataclasses.field(default=None, repr=False)
     pieces: Sequence[str] = dataclasses.field(default=(), repr=False)
