@@ -18,7 +18,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -55,6 +55,7 @@ class StoreBuild:
         source: name of the text, for messages and the manifest.
         sentences: whether each sentence becomes a document of the store; whole documents are held out all the same.
         workers: number of threads; 0 for one per core, up to 8.
+        repeated: split hashes of documents that are left out of the training split, since they are also held out.
         report: gets a line before text is tokenized, and about the progress now and then.
     """
 
@@ -66,6 +67,7 @@ class StoreBuild:
     source: str = ""
     sentences: bool = False
     workers: int = 0
+    repeated: Collection[int] = ()
     report: Report = print
 
     def missing(self, shard: int = 0, shards: int = 1) -> list[int]:
@@ -155,7 +157,8 @@ class StoreBuild:
                 left.remove(number)
                 parts, digests = [], b""
                 for _, piece, start, split_hash in group:
-                    parts += rule.divide(piece, split_hash, start, seen.bytes)
+                    found = rule.divide(piece, split_hash, start, seen.bytes)
+                    parts += [part for part in found if part.is_held_out or split_hash not in self.repeated]
                     digests += seen.digest if piece.last else b""
                 yield number, parts, digests
         for number in sorted(left):  # the last piece may go through a whole chunk
@@ -234,7 +237,8 @@ class StoreBuild:
             raise
         manifest = {
             "format": store.FORMAT,
-            "fingerprint": store.store_fingerprint(text, self.tokenizer.fingerprint, self.held_out, self.sentences),
+            "fingerprint": store.store_fingerprint(text, self.tokenizer.fingerprint, self.held_out, self.sentences,
+                                                   self.repeated),
             "text": text.fingerprint,
             "tokenizer": self.tokenizer.fingerprint,
             "held_out": self.held_out,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import itertools
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -20,13 +20,16 @@ _AT_ONCE = 1 << 20
 _ODD = np.random.SeedSequence(0).generate_state(_NGRAM, np.uint64) | 1
 
 
-def describe_text(store: Store, tokenizer: Tokenizer, sample: Iterable[str]) -> Iterator[str]:
+def describe_text(
+    store: Store, tokenizer: Tokenizer, sample: Iterable[str], stores: Sequence[Store] = ()
+) -> Iterator[str]:
     """Yield the lines of the report.
 
     Args:
         store: token store of the text; the lengths are those of its documents to train on.
         tokenizer: tokenizer of the store.
         sample: text whose characters are counted.
+        stores: those of a mixture, which are all trained on.
     """
     lengths = np.diff(store.train.offsets.read(0, store.train.documents + 1))
     sizes = (f"{np.percentile(lengths, share):,.0f} ({share} %)" for share in (10, 50, 90, 100))
@@ -45,14 +48,17 @@ def describe_text(store: Store, tokenizer: Tokenizer, sample: Iterable[str]) -> 
     lacking = {c: counts[c] for c, pair in zip(characters, encoded, strict=True) if all(unk in ids for ids in pair)}
     share, shown = sum(lacking.values()) / max(1, counts.total()), sorted(lacking, key=lacking.get, reverse=True)
     such = f", such as {' '.join(shown[:_SHOWN])}" if shown else ""
-    found, of = count_contained(store)
+    found, of = count_contained(store, stores)
     yield f"{found:,} of {of:,} held-out documents have {_MIN_SHARE:.0%} of their {_NGRAM}-grams in the training text"
     yield f"The vocabulary lacks {len(lacking):,} of {len(characters):,} characters, {share:.3%} of the text{such}"
 
 
-def count_contained(store: Store) -> tuple[int, int]:
-    """Return how many held-out documents have `_MIN_SHARE` of their n-grams in the training text, and how many any."""
-    held_out, train = store.held_out, store.train
+def count_contained(store: Store, stores: Sequence[Store] = ()) -> tuple[int, int]:
+    """Return how many held-out documents have `_MIN_SHARE` of their n-grams in the training text, and how many any.
+
+    The training text is that of `stores`, else of the store alone.
+    """
+    held_out = store.held_out
     offsets = held_out.offsets.read(0, held_out.documents + 1)
     offsets = offsets[: max(2, np.searchsorted(offsets, _MAX_TOKENS))]
     runs = _runs(held_out.tokens.read(0, int(offsets[-1])))
@@ -60,10 +66,11 @@ def count_contained(store: Store) -> tuple[int, int]:
     is_inside = np.arange(len(runs)) + _NGRAM <= np.append(offsets, 0)[document + 1]
     wanted, place = np.unique(runs[is_inside], return_inverse=True)
     is_found = np.zeros(len(wanted), bool)
-    for start in range(0, train.num_tokens - _NGRAM + 1 if len(wanted) else 0, _AT_ONCE):
-        runs = _runs(train.tokens.read(start, min(start + _AT_ONCE + _NGRAM - 1, train.num_tokens)))
-        near = np.minimum(np.searchsorted(wanted, runs), len(wanted) - 1)
-        is_found[near[wanted[near] == runs]] = True
+    for train in [each.train for each in stores or [store]] if len(wanted) else []:
+        for start in range(0, train.num_tokens - _NGRAM + 1, _AT_ONCE):
+            runs = _runs(train.tokens.read(start, min(start + _AT_ONCE + _NGRAM - 1, train.num_tokens)))
+            near = np.minimum(np.searchsorted(wanted, runs), len(wanted) - 1)
+            is_found[near[wanted[near] == runs]] = True
     sizes, found = (np.bincount(document[is_inside], weights) for weights in (None, is_found[place]))
     return int(((sizes > 0) & (found >= _MIN_SHARE * sizes)).sum()), int((sizes > 0).sum())
 
