@@ -140,6 +140,10 @@ class LabelledData(Data):
         """
         raise NotImplementedError
 
+    def remark(self, path: str) -> str:
+        """Return what the user must know of how a file is read; "" by default."""
+        return ""
+
     def class_names(self) -> tuple[str, ...]:
         """Return the labels in the order of their numbers; empty if the source has no such order."""
         return ()
@@ -183,7 +187,8 @@ def _read_rows(data: LabelledData, tokenizer: Tokenizer, changed: tuple[int, ...
         raise UserError(f"{data.dev} has no rows to evaluate on.")
     records = {"train": train, "held_out": held_out}
     num_bad = {"train": bad_train, "held_out": bad_held_out}
-    return LabelledSource(tokenizer, records, data.buckets, holdout_description, num_bad)
+    remarks = [data.remark(path) for path in (data.source, data.dev) if path]
+    return LabelledSource(tokenizer, records, data.buckets, holdout_description, num_bad, remarks)
 
 
 def row_or_error(read: Callable[..., Item], *arguments: Any) -> Item | UserError:
@@ -243,7 +248,7 @@ class LabelledSource:
 
     def __init__(
         self, tokenizer: Tokenizer, records: dict[str, list[Record]], buckets: bool, holdout_description: str = "",
-        num_bad: Mapping[str, int] = {},
+        num_bad: Mapping[str, int] = {}, remarks: Sequence[str] = (),
     ) -> None:
         """Hold the records of each split.
 
@@ -253,9 +258,10 @@ class LabelledSource:
             buckets: See `LabelledData.buckets`.
             holdout_description: How the held-out rows were drawn, for the summary.
             num_bad: Number of rows that were left out, of the file of each split.
+            remarks: What the summary says of the files.
         """
         self.records, self.tokenizer, self._buckets = records, tokenizer, buckets
-        self._holdout_description, self.num_bad = holdout_description, num_bad
+        self._holdout_description, self.num_bad, self._remarks = holdout_description, num_bad, remarks
         self._encoded: dict[Any, list[EncodedExample]] = {}
 
     @functools.cached_property
@@ -274,7 +280,7 @@ class LabelledSource:
         num_bad = sum(self.num_bad.values())
         bad = f"; {num_bad:,} left out, which have no text or cannot be used" if num_bad else ""
         sizes = f"Labelled rows: {counts[0]} to train on, {counts[1]} held out{how}{bad}"
-        return "; ".join(filter(None, [sizes, self.unknown]))
+        return "; ".join(filter(None, [sizes, self.unknown, *self._remarks]))
 
     @property
     def unknown(self) -> str:

@@ -251,14 +251,18 @@ class Columns(NamedTuple):
     optional: Sequence[str] = ()
 
     def chosen(self, found: Sequence[str], place: str, hint: str = "") -> list[str]:
-        """Return the columns to read of those in `found`; raise UserError for the first one that is missing."""
+        """Return the columns to read of those in `found`; raise UserError for one that is missing or there twice."""
         for name in self.names:
             if name not in found:
                 close = [each for each in found if each.casefold() == name.casefold()]
                 meant = f"perhaps {close[0]!r} is meant; " if close else ""
                 shown = ", ".join(repr(each[:40]) for each in found[:12]) or "none"
                 raise UserError(f"{place}: there is no column {name!r}; {meant}it has {shown}. {self.advice}{hint}.")
-        return [*self.names, *(name for name in self.optional if name in found)]
+        chosen = [*self.names, *(name for name in self.optional if name in found)]
+        if twice := [name for name in chosen if list(found).count(name) > 1]:
+            raise UserError(f"{place}: there are {list(found).count(twice[0])} columns {twice[0]!r}; rename or remove "
+                            "all but one.")
+        return chosen
 
 
 Schema = TypeVar("Schema", bound=NamedTuple)
@@ -336,6 +340,11 @@ def json_object(line: str, place: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         what = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
         raise UserError(f"{place}: this is not JSON ({what}); every line must be one JSON object.") from error
-    if not isinstance(record, dict):
-        raise UserError(f"{place}: expected a JSON object, found {type(record).__name__}.")
-    return record
+    return as_object(record, place)
+
+
+def as_object(value: Any, place: str) -> dict[str, Any]:
+    """Return a JSON value; raise UserError unless it is an object."""
+    if not isinstance(value, dict):
+        raise UserError(f"{place}: expected a JSON object, found {type(value).__name__}.")
+    return value

@@ -136,9 +136,9 @@ class TextData(Data):
                 report(corpus.remark)
             if text.blank:
                 report(f"Rows of {corpus.source} without text, which are left out: {text.blank:,}")
-        for (_, corpus, _), hashes in zip(sources.values(), self._repeated(sources, report), strict=True):
-            if len(hashes):
-                report(f"Left out of the training text of {corpus.source}, since they are held out: {len(hashes):,} "
+        for (_, corpus, _), repeated in zip(sources.values(), self._repeated(sources, report), strict=True):
+            if len(repeated):
+                report(f"Left out of the training text of {corpus.source}, since they are held out: {len(repeated):,} "
                        "documents")
 
     def tokenize(self, tokenizer: Tokenizer, shard: int, shards: int, report: Report = print) -> None:
@@ -195,14 +195,14 @@ class TextData(Data):
         # Copies within one source have the same hash, so that only its tail can repeat a document.
         has_tail = any(rule.tail < text.bytes and text.documents > 1 for rule, text in zip(rules, texts, strict=True))
         if not self.held_out or self.deduplicate != "off" or not (has_tail or len(sources) > 1):
-            return [np.zeros(0, np.uint64)] * len(sources)
+            return [np.zeros(0, np.int64)] * len(sources)
         return repeated_documents([corpus for _, corpus, _ in sources.values()], rules, self.cache_dir, report)
 
     def _builds(self, sources: _Sources, tokenizer: Tokenizer, report: Report) -> dict[str, StoreBuild]:
         """Return the token store to build of each source."""
         builds = {}
-        for (name, (data, corpus, _)), hashes in zip(sources.items(), self._repeated(sources, report), strict=True):
-            text, repeated = data._survey(corpus, report), frozenset(hashes.tolist())
+        for (name, (data, corpus, _)), starts in zip(sources.items(), self._repeated(sources, report), strict=True):
+            text, repeated = data._survey(corpus, report), frozenset(starts.tolist())
             fingerprint = store_fingerprint(text, tokenizer.fingerprint, self.held_out, self.sentences, repeated)
             folder = cache_folder(self.cache_dir) / "stores" / f"{fingerprint[:20]}-{FORMAT}"
             builds[name] = StoreBuild(
