@@ -195,8 +195,8 @@ def _read_task(base: Family, kind: type[Task], head: Head, source: Source) -> Ta
         raise UserError(f"{source.folder / 'config.json'}: the keys of id2label must be 0, 1, … and not {[*names]}.")
     ((name, count),) = collections.Counter(map(str, names.values())).most_common(1)
     if count > 1:
-        raise UserError(f"{source.folder / 'config.json'}: id2label has the name {name!r} {count} times; give each class "
-                        "a name of its own.")
+        raise UserError(f"{source.folder / 'config.json'}: id2label has the name {name!r} {count} times; give each "
+                        "class a name of its own.")
     is_cross_encoder = not CROSS_ENCODER_KEYS.isdisjoint(source.config) or (source.folder / CONFIG).is_file()
     if kind is Classification and len(names) == 1 and is_cross_encoder:
         kind = Rerank

@@ -26,6 +26,7 @@ from jaxlm.objectives.losses import cross_entropy
 from jaxlm.paths import reading
 from jaxlm.tasks import metrics
 from jaxlm.tasks.base import Answer, Task, apply_head, text_arrays
+from jaxlm.tasks.squad_files import squad_questions
 from jaxlm.tokenizers.template import Template
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.types import Params
@@ -40,7 +41,7 @@ BEST = 20
 
 @dataclasses.dataclass(frozen=True)
 class AnswerRows(LabelledData):
-    """Questions about passages, from a JSON file in the format of SQuAD or CoQA."""
+    """Questions about passages: a JSON file of SQuAD or CoQA, or SQuAD's rows (see `squad_files`)."""
 
     length: int = field(384, range="[8, inf)")
     """Sequence length of the model, special tokens included; longer passages are read in windows."""
@@ -51,9 +52,13 @@ class AnswerRows(LabelledData):
     answers."""
 
     def read(self, path: str) -> Iterator[Record | UserError]:
-        with reading(path), open_text(path) as stream:
-            data = json.load(stream)["data"]
-            yield from _squad(data, path) if self.form == "squad" else _coqa(data, path, self.history)
+        with reading(path):
+            if self.form == "squad":
+                for row in squad_questions(path):
+                    yield row if isinstance(row, UserError) else row_or_error(_squad_question, *row)
+                return
+            with open_text(path) as stream:
+                yield from _coqa(json.load(stream)["data"], path, self.history)
 
 
 class _SquadAnswer(NamedTuple):
@@ -85,15 +90,7 @@ class _CoqaAnswer(NamedTuple):
     span_start: int
 
 
-def _squad(data: list[dict[str, Any]], path: str) -> Iterator[Record | UserError]:
-    for article in data:
-        for paragraph in article["paragraphs"]:
-            for question in paragraph["qas"]:
-                place = f"{path}, question {question.get('id')}"
-                yield row_or_error(_squad_question, question, paragraph["context"], place)
-
-
-def _squad_question(question: dict[str, Any], context: Any, place: str) -> Record:
+def _squad_question(place: str, question: dict[str, Any], context: Any) -> Record:
     name, text, found = row_of(_SquadQuestion, question, place)
     texts = [answer.text for answer in found or []]
     span = (found[0].answer_start, texts[0], "span") if texts else ()

@@ -13,6 +13,7 @@ import pytest
 
 from jaxlm.commands.evaluate import print_result
 from jaxlm.config.presets import load_preset
+from jaxlm.data.corpus import open_corpus
 from jaxlm.data.labelled import EncodedExample, LabelledSource, Record, good_rows
 from jaxlm.data.readers import Columns
 from jaxlm.errors import UserError
@@ -250,9 +251,75 @@ def test_a_blank_label_is_none(tmp_path):
     assert [row.values["label"] for row in rows] == [None, 1]
 
 
-def test_tfds_is_no_squad_file():
-    with pytest.raises(UserError, match="tfds:squad does not exist"):
-        list(AnswerRows().read("tfds:squad"))
+def test_rows_of_squad_are_those_of_its_json(tmp_path):
+    """A row per question as the library `datasets` has it, in every format that it writes, and flattened."""
+    datasets = pytest.importorskip("datasets")
+    context, rows = "the red house", []
+    for number, words in enumerate((["red"], ["house", "red house"], [])):
+        starts = [context.index(word) for word in words]
+        rows.append({"id": f"q{number}", "title": "t", "context": context, "question": f"which {number}",
+                     "answers": {"text": words, "answer_start": starts}})
+    nested = [row | {"answers": [dict(zip(row["answers"], pair, strict=True))
+                                 for pair in zip(*row["answers"].values(), strict=True)]} for row in rows]
+    expected = read(AnswerRows(), tmp_path, "x.json", json.dumps(
+        {"data": [{"paragraphs": [{"context": context, "qas": nested}]}]}))
+    assert len(expected) == 3 and expected[1].values["answers"] == ["house", "red house"]
+    data = datasets.Dataset.from_list(rows)
+    data.save_to_disk(tmp_path / "saved")
+    data.to_parquet(tmp_path / "rows.parquet")
+    data.flatten().to_parquet(tmp_path / "flat.parquet")
+    data.to_json(tmp_path / "lines.jsonl")
+    for name, value in (("array.json", rows), ("data.json", {"version": "1", "data": rows}), ("list.json", nested)):
+        (tmp_path / name).write_text(json.dumps(value, indent=1))
+    for name in ("rows.parquet", "flat.parquet", "lines.jsonl", "array.json", "data.json", "list.json", "hf:saved"):
+        path = f"hf:{tmp_path / 'saved'}" if name == "hf:saved" else str(tmp_path / name)
+        found, _ = good_rows(AnswerRows(), path)
+        assert [row._replace(place="") for row in found] == [row._replace(place="") for row in expected]
+    rows[1]["answers"]["answer_start"].pop()
+    with pytest.raises(UserError, match="line 2: answers needs as many 'answer_start' as 'text'"):
+        read(AnswerRows(), tmp_path, "bad.jsonl", "\n".join(map(json.dumps, rows)))
+    with pytest.raises(UserError, match=r"no column 'question'; it has 'text'.*Give SQuAD's JSON"):
+        datasets.Dataset.from_dict({"text": ["a"]}).to_parquet(tmp_path / "other.parquet")
+        list(AnswerRows().read(str(tmp_path / "other.parquet")))
+
+
+def test_an_array_of_json_is_rows(tmp_path):
+    rows = [{"text": "a", "label": "x"}, {"text": "b", "label": "y"}]
+    lines = read(TextRows(), tmp_path, "x.jsonl", "\n".join(map(json.dumps, rows)))
+    for indent in (None, 1):
+        found = read(TextRows(), tmp_path, "x.json", json.dumps(rows, indent=indent))
+        assert [row.values for row in found] == [row.values for row in lines]
+    data = TextRows(source=str(tmp_path / "x.json"), held_out=0.0)
+    (tmp_path / "x.json").write_text(json.dumps([*rows, "c", {"text": "d"}]))
+    with pytest.raises(UserError, match=r"(?s)row 3: expected a JSON object, found str.*row 4: there is no column"):
+        data.open(ByteTokenizer(), print)
+    (tmp_path / "x.json").write_text("[\n" + json.dumps(rows[0]) + "\n" + json.dumps(rows[1]) + "\n]")
+    with pytest.raises(UserError, match=r"x.json begins as an array, and is not JSON .* line 3 .*one array of objects"):
+        data.open(ByteTokenizer(), print)
+
+
+def test_quotes_of_a_tsv_are_those_of_csv_if_all_columns_agree(tmp_path):
+    """pandas.DataFrame.to_csv(sep="\\t"); GLUE's files are unquoted."""
+    pandas = pytest.importorskip("pandas")
+    for texts in (['a "string" of words', '"q"', "plain"], ["a\ttab", "plain"], ["two\nlines", "plain"]):
+        table = pandas.DataFrame({"text": texts, "label": ["x", "y", "x"][: len(texts)]})
+        for quoting in (0, 1):  # where necessary, everywhere
+            table.to_csv(tmp_path / "x.tsv", sep="\t", index=False, quoting=quoting)
+            data = TextRows(source=str(tmp_path / "x.tsv"), held_out=0.0)
+            source = data.open(ByteTokenizer(), print)
+            assert [row.values["text"] for row in source.records["train"]] == texts
+            assert "x.tsv has quotes around columns and doubles those within, as .csv does; they are removed" in (
+                source.summary)
+            assert open_corpus(data.source).remark.endswith("they are removed")
+            assert [piece.text for piece in open_corpus(data.source).pieces()] == texts
+    for text in ('"a', '"a" b', 'a "b"', '"', '"a "b""', '"begins\tx\nends"'):
+        (tmp_path / "y.tsv").write_text(f'text\tlabel\n"whole"\tx\n{text}\ty\n')
+        data = TextRows(source=str(tmp_path / "y.tsv"), held_out=0.0)
+        is_plain = text == 'a "b"'
+        assert ("they are removed" in data.open(ByteTokenizer(), print).summary) == is_plain
+        rows = [line.partition("\t")[0] for line in (tmp_path / "y.tsv").read_text().splitlines()[1:]]
+        rows = ["whole", *rows[1:]] if is_plain else rows
+        assert [row.values["text"] for row in good_rows(data, data.source)[0]] == rows
 
 
 def test_a_file_without_rows(tmp_path):
