@@ -71,6 +71,10 @@ def main(arguments: list[str]) -> int:
         raise UserError("--sweep chooses by the held-out rows, and there are none; set --data.held-out or --data.dev.")
     if options.test and not options.test.startswith(("tfds:", "hf:")) and not any_path(options.test).exists():
         raise UserError(f"--test {options.test} does not exist; name a file of rows.")
+    from jaxlm.data.labelled import good_rows, refuse_same_file, shared_rows
+
+    data = first.experiment.data
+    refuse_same_file("--test", options.test, data.source)
     start_jax()
     import jax
 
@@ -92,6 +96,10 @@ def main(arguments: list[str]) -> int:
                     print(f"--{field} {value}: {figures}")
                 print(f"Chosen: --{field} {best}, {folder}")
         if options.test:
+            test, trained = (good_rows(dataclasses.replace(data, skip_bad_rows=True), path)[0]
+                             for path in (options.test, data.source))
+            if (shared := shared_rows(options.test, test, data.source, trained)) and jax.process_index() == 0:
+                print(shared)
             result["test"] = evaluate_run(folder, ["--data.source", options.test], resamples=options.bootstrap)
     if jax.process_index() > 0:
         return 0

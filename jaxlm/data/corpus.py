@@ -44,6 +44,7 @@ class Corpus:
         source: the source as the user named it.
         parts: functions that read the text, in order.
         stats: state of each part (path and `file_state`), which detects changes without a full read.
+        text_file: first file of plain text; "" without one.
         remark: which files are read and which are not, and from which quotes are removed; "" for a single file without.
     """
 
@@ -51,6 +52,7 @@ class Corpus:
     parts: tuple[Callable[[], Iterator[Piece]], ...]
     stats: tuple[str, ...]
     remark: str = ""
+    text_file: str = ""
 
     def pieces(self) -> Iterator[Piece]:
         """Yield all documents in a fixed order, in pieces (see readers.Piece); raise UserError for unreadable ones."""
@@ -104,7 +106,8 @@ def open_corpus(source: str, text_field: str = "text", entities_field: str = "")
                     parts.append(path)
     readers = tuple(functools.partial(read_documents, part, text_field, entities_field) for part in parts)
     remarks.insert(0, _remark(len(names.pop("", [])), names))
-    return Corpus(source, readers, tuple(stats), "\n".join(filter(None, remarks)))
+    text_file = next((part for part in parts if kind_of(part) == "text"), "")
+    return Corpus(source, readers, tuple(stats), "\n".join(filter(None, remarks)), text_file)
 
 
 def read_documents(source: str, text_field: str, entities_field: str = "") -> Iterator[Piece]:

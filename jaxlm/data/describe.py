@@ -11,6 +11,8 @@ import numpy as np
 
 from jaxlm.data.store import Store
 from jaxlm.tokenizers.tokenizer import Tokenizer
+from jaxlm.tokenizers.training import sensible_size
+from jaxlm.tokenizers.unknown import MOST, byte_pieces
 
 _SHOWN = 12
 _NGRAM = 13  # tokens, as in the study of GPT-3 (Brown et al. 2020, appendix C)
@@ -43,14 +45,20 @@ def describe_text(
     yield f"Scripts of {scripts.total():,} letters: {', '.join(found)}"
     # In WordPiece, a character may be there within words alone.
     characters = [character for character in counts if not character.isspace()]
-    encoded = zip(*(tokenizer.encode_arrays([before + c for c in characters]) for before in ("", "a")), strict=True)
-    unk = tokenizer.vocabulary.unk
+    encoded = zip(*(tokenizer.encode_arrays([before + c for c in characters]) for before in ("", "a", " ")), strict=True)
+    unk, is_byte = tokenizer.vocabulary.unk, byte_pieces(tokenizer)
+    spelt = {c: counts[c] for c, pair in zip(characters, encoded, strict=True) if all(is_byte[ids].any() for ids in pair)}
     lacking = {c: counts[c] for c, pair in zip(characters, encoded, strict=True) if all(unk in ids for ids in pair)}
-    share, shown = sum(lacking.values()) / max(1, counts.total()), sorted(lacking, key=lacking.get, reverse=True)
-    such = f", such as {' '.join(shown[:_SHOWN])}" if shown else ""
     found, of = count_contained(store, stores)
     yield f"{found:,} of {of:,} held-out documents have {_MIN_SHARE:.0%} of their {_NGRAM}-grams in the training text"
-    yield f"The vocabulary lacks {len(lacking):,} of {len(characters):,} characters, {share:.3%} of the text{such}"
+    for verb, chosen in (("lacks", lacking), ("spells in bytes", spelt)):
+        share, shown = sum(chosen.values()) / max(1, counts.total()), sorted(chosen, key=chosen.get, reverse=True)
+        such = f", such as {' '.join(shown[:_SHOWN])}" if shown else ""
+        advice = (f": choose one of its languages, or train one on it (--data.tokenizer auto --data.vocab-size "
+                  f"{sensible_size(counts)})") if share > MOST else ""
+        if chosen or verb == "lacks":
+            yield (f"The vocabulary {verb} {len(chosen):,} of {len(characters):,} characters, {share:.3%} of the text"
+                   f"{such}{advice}")
 
 
 def count_contained(store: Store, stores: Sequence[Store] = ()) -> tuple[int, int]:

@@ -20,6 +20,7 @@ from jaxlm.data.holdout import draw_rows, group_rows
 from jaxlm.data.permutation import permute
 from jaxlm.errors import UserError
 from jaxlm.fields import field
+from jaxlm.paths import real_path
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.unknown import summarize_unknown
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -107,6 +108,8 @@ class LabelledData(Data):
     has_labels: ClassVar[bool] = True
     label_flag: ClassVar[str] = ""
     """Flag of the column of labels."""
+    label_advice: ClassVar[str] = "fill it in, or name the column that has it"
+    """What to do about a row without a label."""
 
     source: str = field("", resumable=True)
     """Rows to train on: a file, also .gz, .xz or .zst, or for named columns `tfds:NAME[/CONFIG][:SPLIT]` or
@@ -167,6 +170,7 @@ def _read_rows(data: LabelledData, tokenizer: Tokenizer, changed: tuple[int, ...
     data.validate()
     if not data.source and not data.dev:
         raise UserError("--data.source is empty; give a file of rows.")
+    refuse_same_file("--data.dev", data.dev, data.source)
     train, bad_train = good_rows(data, data.source, needs_labels=True)
     held_out, bad_held_out = good_rows(data, data.dev)
     holdout_description = ""
@@ -188,7 +192,25 @@ def _read_rows(data: LabelledData, tokenizer: Tokenizer, changed: tuple[int, ...
     records = {"train": train, "held_out": held_out}
     num_bad = {"train": bad_train, "held_out": bad_held_out}
     remarks = [data.remark(path) for path in (data.source, data.dev) if path]
+    remarks += [shared_rows(data.dev, held_out, data.source, train)] if data.dev else []
     return LabelledSource(tokenizer, records, data.buckets, holdout_description, num_bad, remarks)
+
+
+def refuse_same_file(flag: str, path: str, source: str) -> None:
+    """Raise UserError if a file of rows to evaluate on is the one that is trained on."""
+    if path and source and real_path(path) == real_path(source):
+        raise UserError(f"{flag} is the file of --data.source, {source}, which is trained on; give other rows, or leave "
+                        f"{flag} out, and a share of the rows is held out.")
+
+
+def shared_rows(path: str, rows: Sequence[Record], source: str, others: Sequence[Record]) -> str:
+    """Return a remark about rows that another file has, too, whatever their answers; "" if there are none."""
+    def inputs(row: Record) -> str:
+        return json.dumps({name: value for name, value in row.values.items() if name not in ANSWERS + NO_TEXTS})
+
+    known = set(map(inputs, others))
+    count = sum(inputs(row) in known for row in rows)
+    return f"{count:,} of {len(rows):,} rows of {path} are also in {source}, which is trained on" if count else ""
 
 
 def row_or_error(read: Callable[..., Item], *arguments: Any) -> Item | UserError:
@@ -217,7 +239,7 @@ def good_rows(data: LabelledData, path: str, needs_labels: bool = False) -> tupl
         elif not row.has_text:
             without_text += 1
         elif needs_labels and not row.is_labelled:
-            errors.append(UserError(f"{row.place} has no label; fill it in, or name the column that has it."))
+            errors.append(UserError(f"{row.place} has no label; {data.label_advice}."))
         else:
             rows.append(row)
     if errors and not rows:

@@ -237,6 +237,16 @@ def read_text(stream: TextIO, cutter: Cutter) -> Iterator[Piece]:
     yield from cutter.end()
 
 
+def line_hint(path: str) -> str:
+    """Return a hint about a file of text whose first lines, 100 or more, have no blank one; "" for other files."""
+    with open_text(path) as stream:
+        lines = list(itertools.islice(iter(lambda: stream.readline(BLOCK), ""), 1000))
+    if len(lines) < 100 or not all(map(str.strip, lines)):
+        return ""
+    return (f"{path} has no blank line in its first {len(lines):,} lines, and only blank lines end a document; if each "
+            "line is one, put blank lines between them (`sed G FILE > NEW`), or write .jsonl")
+
+
 class Columns(NamedTuple):
     """Columns to read of a table or of a dataset.
 

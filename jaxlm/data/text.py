@@ -19,6 +19,7 @@ from jaxlm.data.describe import describe_text
 from jaxlm.data.duplicates import Deduplicate, without_duplicates
 from jaxlm.data.fingerprint import HeldOutRule, Survey, sample, survey
 from jaxlm.data.mixture import Mixture, parse_mixture, shares_of
+from jaxlm.data.readers import line_hint
 from jaxlm.data.repeated import repeated_documents
 from jaxlm.data.rows import kind_of
 from jaxlm.data.store import FORMAT, store_fingerprint
@@ -28,6 +29,7 @@ from jaxlm.paths import write_whole
 from jaxlm.tokenizers.files import MARKER
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.training import Kind, Normalization, train_tokenizer
+from jaxlm.tokenizers.unknown import describe_bytes
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Report, TokenBatch
 
@@ -134,6 +136,8 @@ class TextData(Data):
             text = data._survey(corpus, report)
             if corpus.remark:
                 report(corpus.remark)
+            if corpus.text_file and (hint := line_hint(corpus.text_file)):
+                report(hint)
             if text.blank:
                 report(f"Rows of {corpus.source} without text, which are left out: {text.blank:,}")
         for (_, corpus, _), repeated in zip(sources.values(), self._repeated(sources, report), strict=True):
@@ -154,6 +158,9 @@ class TextData(Data):
         """
         sources = self._sources(report)
         stores = {name: build.finish() for name, build in self._builds(sources, tokenizer, report).items()}
+        for name, (_, corpus, _) in sources.items():
+            if remark := describe_bytes(stores[name].counts("train"), tokenizer):
+                report(f"{corpus.source}: {remark}; `jaxlm tokenize CONFIG --report` names a size that does")
         return stores.get("") or Mixture(stores, [weight for *_, weight in sources.values()], self.temperature)
 
     def describe(self, tokenizer: Tokenizer, report: Report = print) -> None:

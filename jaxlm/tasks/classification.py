@@ -51,6 +51,12 @@ class TextRows(TableData):
             values["text_pair"] = row.text(self.text_pair_field)
         return values, tuple(values[name] for name in ("text", "text_pair") if name in values)
 
+    @property
+    def label_advice(self) -> str:
+        several = "" if self.label_separator else (
+            ", or with --objective.target labels, where it means none of them, give --data.label-separator")
+        return super().label_advice + several
+
     def class_names(self) -> tuple[str, ...]:
         has_names = self.label_field and self.source.startswith("tfds:")
         return tfds_source.class_names(self.source, self.label_field) if has_names else ()
