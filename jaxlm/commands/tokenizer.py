@@ -24,14 +24,17 @@ def main(arguments: list[str]) -> None:
     # `train SOURCE OUT --vocab-size N` is the older spelling.
     parser.add_argument("text", nargs="?", help=argparse.SUPPRESS)
     parser.add_argument("out", help="folder to write")
-    parser.add_argument("--data.source", dest="source", metavar="TEXT",
-                        help="python-docs, a file, folder or glob, tfds:NAME or hf:NAME")
-    parser.add_argument("--data.vocab-size", "--vocab-size", dest="vocab_size", type=int, default=8192, help="ids in all, special symbols included (8192)")
-    parser.add_argument("--data.tokenizer-kind", "--kind", dest="kind", choices=["unigram", "bpe", "byte-bpe", "bytes", "words"], default="unigram",
-                        help="SentencePiece, unigram (default) or BPE; byte-level BPE; bytes (258 ids); whole words")
-    parser.add_argument("--data.normalization", "--normalization", dest="normalization", choices=["nmt_nfkc", "identity"], default="nmt_nfkc",
-                        help="what is done to a text first: nmt_nfkc (default) or nothing")
-    parser.add_argument("--data.text-field", "--text-field", dest="text_field", default="text", help="field of JSON lines and tfds examples (text)")
+    text, option = "python-docs, a file, folder or glob, tfds:NAME or hf:NAME", parser.add_argument
+    option("--data.source", dest="source", metavar="TEXT", help=text)
+    option("--data.vocab-size", "--vocab-size", dest="vocab_size", type=int, default=8192,
+           help="ids in all, special symbols included (8192)")
+    option("--data.tokenizer-kind", "--kind", dest="kind", choices=["unigram", "bpe", "byte-bpe", "bytes", "words"],
+           default="unigram",
+           help="SentencePiece, unigram (default) or BPE; byte-level BPE; bytes (258 ids); whole words")
+    option("--data.normalization", "--normalization", dest="normalization", choices=["nmt_nfkc", "identity"],
+           default="nmt_nfkc", help="what is done to a text first: nmt_nfkc (default) or nothing")
+    option("--data.text-field", "--text-field", dest="text_field", default="text",
+           help="field of JSON lines and tfds examples (text)")
     parser.add_argument("--symbols", nargs="+", default=[], help="further special symbols, such as '[R]'")
     options = parser.parse_args(arguments or ["--help"])
     if not (options.source or options.text):

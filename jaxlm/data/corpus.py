@@ -24,7 +24,7 @@ from etils import epath
 from jaxlm.data import arrow_source, python_docs, tfds_source
 from jaxlm.data.fingerprint import file_state
 from jaxlm.data.mentions import read_mentions
-from jaxlm.data.readers import Columns, Cutter, Piece, open_text, read_text, suffix_of, text_of
+from jaxlm.data.readers import Columns, Cutter, Piece, line_hint, open_text, read_text, suffix_of, text_of
 from jaxlm.data.rows import kind_of, quoting_remark, read_rows, refuse_saved_dataset
 from jaxlm.errors import UserError
 from jaxlm.paths import any_path, in_bucket, reading, real_path
@@ -44,7 +44,6 @@ class Corpus:
         source: the source as the user named it.
         parts: functions that read the text, in order.
         stats: state of each part (path and `file_state`), which detects changes without a full read.
-        text_file: first file of plain text; "" without one.
         remark: which files are read and which are not, and from which quotes are removed; "" for a single file without.
     """
 
@@ -52,7 +51,6 @@ class Corpus:
     parts: tuple[Callable[[], Iterator[Piece]], ...]
     stats: tuple[str, ...]
     remark: str = ""
-    text_file: str = ""
 
     def pieces(self) -> Iterator[Piece]:
         """Yield all documents in a fixed order, in pieces (see readers.Piece); raise UserError for unreadable ones."""
@@ -95,9 +93,9 @@ def open_corpus(source: str, text_field: str = "text", entities_field: str = "")
                         state = file_state(path)
                     columns = _columns(text_field, entities_field)
                     fields = [""] if kind == "text" else [*columns.names, *columns.optional]
-                    quoting = [quoting_remark(path)] if kind == "table" else []
-                    remarks += quoting
-                    stats.append(json.dumps([name, *state, *fields, *filter(None, quoting)]))
+                    quoting = quoting_remark(path) if kind == "table" else ""
+                    remarks += [line_hint(path) if kind == "text" and state[0] and not parts else quoting]
+                    stats.append(json.dumps([name, *state, *fields, *filter(None, [quoting])]))
                     is_file = in_bucket(path) or os.path.isfile(path)
                     reason = "" if state[0] else "empty" if is_file else "no regular file"
                 seen.add(name)
@@ -106,8 +104,7 @@ def open_corpus(source: str, text_field: str = "text", entities_field: str = "")
                     parts.append(path)
     readers = tuple(functools.partial(read_documents, part, text_field, entities_field) for part in parts)
     remarks.insert(0, _remark(len(names.pop("", [])), names))
-    text_file = next((part for part in parts if kind_of(part) == "text"), "")
-    return Corpus(source, readers, tuple(stats), "\n".join(filter(None, remarks)), text_file)
+    return Corpus(source, readers, tuple(stats), "\n".join(filter(None, remarks)))
 
 
 def read_documents(source: str, text_field: str, entities_field: str = "") -> Iterator[Piece]:

@@ -11,10 +11,9 @@ import numpy as np
 
 from jaxlm.data.store import Store
 from jaxlm.tokenizers.tokenizer import Tokenizer
-from jaxlm.tokenizers.training import sensible_size
-from jaxlm.tokenizers.unknown import MOST, byte_pieces
 
 _SHOWN = 12
+_MOST_BYTES = 400  # ids of special tokens and bytes at most
 _NGRAM = 13  # tokens, as in the study of GPT-3 (Brown et al. 2020, appendix C)
 _MIN_SHARE = 0.8  # share of a document's runs
 _MAX_TOKENS = 1 << 22  # held-out tokens that are looked for, some 200 MB of memory
@@ -43,21 +42,23 @@ def describe_text(
             scripts[unicodedata.name(character, "unnamed").split()[0].capitalize()] += count
     found = (f"{name} {count / scripts.total():.2%}" for name, count in scripts.most_common(_SHOWN))
     yield f"Scripts of {scripts.total():,} letters: {', '.join(found)}"
-    # In WordPiece, a character may be there within words alone.
+    # In WordPiece, a character may be there within words alone; in a byte-level BPE after a space.
     characters = [character for character in counts if not character.isspace()]
-    encoded = zip(*(tokenizer.encode_arrays([before + c for c in characters]) for before in ("", "a", " ")), strict=True)
-    unk, is_byte = tokenizer.vocabulary.unk, byte_pieces(tokenizer)
-    spelt = {c: counts[c] for c, pair in zip(characters, encoded, strict=True) if all(is_byte[ids].any() for ids in pair)}
-    lacking = {c: counts[c] for c, pair in zip(characters, encoded, strict=True) if all(unk in ids for ids in pair)}
+    encoded = [tokenizer.encode_arrays([before + c for c in characters]) for before in ("", "a", " ")]
     found, of = count_contained(store, stores)
     yield f"{found:,} of {of:,} held-out documents have {_MIN_SHARE:.0%} of their {_NGRAM}-grams in the training text"
-    for verb, chosen in (("lacks", lacking), ("spells in bytes", spelt)):
-        share, shown = sum(chosen.values()) / max(1, counts.total()), sorted(chosen, key=chosen.get, reverse=True)
+    unk, used = tokenizer.vocabulary.unk, {i for ids in itertools.chain(*encoded) for i in ids.tolist()}
+    # Bytes of characters; a vocabulary of bytes alone has nothing else.
+    parts = {i for i in used if "\ufffd" in tokenizer.decode([i])} if len(tokenizer) > _MOST_BYTES else set()
+    for verb, wanted in (("lacks", {unk}), ("spells in bytes", parts)):
+        lacking = {c: counts[c] for c, *each in zip(characters, *encoded, strict=True)
+                   if not any(wanted.isdisjoint(ids.tolist()) for ids in each)}
+        share, shown = sum(lacking.values()) / max(1, counts.total()), sorted(lacking, key=lacking.get, reverse=True)
         such = f", such as {' '.join(shown[:_SHOWN])}" if shown else ""
-        advice = (f": choose one of its languages, or train one on it (--data.tokenizer auto --data.vocab-size "
-                  f"{sensible_size(counts)})") if share > MOST else ""
-        if chosen or verb == "lacks":
-            yield (f"The vocabulary {verb} {len(chosen):,} of {len(characters):,} characters, {share:.3%} of the text"
+        size = 2 * (len(characters) + _MOST_BYTES)
+        advice = f"; choose one of its languages, or train one on it of {size:,} ids or more" if share > 0.05 else ""
+        if lacking or verb == "lacks":
+            yield (f"The vocabulary {verb} {len(lacking):,} of {len(characters):,} characters, {share:.3%} of the text"
                    f"{such}{advice}")
 
 

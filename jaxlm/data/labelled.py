@@ -18,6 +18,7 @@ from jaxlm.data.base import Data, RowFormat, Statistics
 from jaxlm.data.batches import Batches
 from jaxlm.data.holdout import draw_rows, group_rows
 from jaxlm.data.permutation import permute
+from jaxlm.data.rows import quoting_remark
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.paths import real_path
@@ -143,10 +144,6 @@ class LabelledData(Data):
         """
         raise NotImplementedError
 
-    def remark(self, path: str) -> str:
-        """Return what the user must know of how a file is read; "" by default."""
-        return ""
-
     def class_names(self) -> tuple[str, ...]:
         """Return the labels in the order of their numbers; empty if the source has no such order."""
         return ()
@@ -191,7 +188,7 @@ def _read_rows(data: LabelledData, tokenizer: Tokenizer, changed: tuple[int, ...
         raise UserError(f"{data.dev} has no rows to evaluate on.")
     records = {"train": train, "held_out": held_out}
     num_bad = {"train": bad_train, "held_out": bad_held_out}
-    remarks = [data.remark(path) for path in (data.source, data.dev) if path]
+    remarks = [quoting_remark(path) for path in (data.source, data.dev) if path]
     remarks += [shared_rows(data.dev, held_out, data.source, train)] if data.dev else []
     return LabelledSource(tokenizer, records, data.buckets, holdout_description, num_bad, remarks)
 
@@ -199,17 +196,14 @@ def _read_rows(data: LabelledData, tokenizer: Tokenizer, changed: tuple[int, ...
 def refuse_same_file(flag: str, path: str, source: str) -> None:
     """Raise UserError if a file of rows to evaluate on is the one that is trained on."""
     if path and source and real_path(path) == real_path(source):
-        raise UserError(f"{flag} is the file of --data.source, {source}, which is trained on; give other rows, or leave "
-                        f"{flag} out, and a share of the rows is held out.")
+        raise UserError(f"{flag} is the file of --data.source, {source}, which is trained on; give other rows.")
 
 
 def shared_rows(path: str, rows: Sequence[Record], source: str, others: Sequence[Record]) -> str:
     """Return a remark about rows that another file has, too, whatever their answers; "" if there are none."""
-    def inputs(row: Record) -> str:
-        return json.dumps({name: value for name, value in row.values.items() if name not in ANSWERS + NO_TEXTS})
-
-    known = set(map(inputs, others))
-    count = sum(inputs(row) in known for row in rows)
+    keys = [[json.dumps([value for name, value in row.values.items() if name not in ANSWERS + NO_TEXTS])
+             for row in each] for each in (rows, others)]
+    count = sum(map(set(keys[1]).__contains__, keys[0]))
     return f"{count:,} of {len(rows):,} rows of {path} are also in {source}, which is trained on" if count else ""
 
 
@@ -280,7 +274,7 @@ class LabelledSource:
             buckets: See `LabelledData.buckets`.
             holdout_description: How the held-out rows were drawn, for the summary.
             num_bad: Number of rows that were left out, of the file of each split.
-            remarks: What the summary says of the files.
+            remarks: About the files, for the summary.
         """
         self.records, self.tokenizer, self._buckets = records, tokenizer, buckets
         self._holdout_description, self.num_bad, self._remarks = holdout_description, num_bad, remarks

@@ -241,10 +241,9 @@ def line_hint(path: str) -> str:
     """Return a hint about a file of text whose first lines, 100 or more, have no blank one; "" for other files."""
     with open_text(path) as stream:
         lines = list(itertools.islice(iter(lambda: stream.readline(BLOCK), ""), 1000))
-    if len(lines) < 100 or not all(map(str.strip, lines)):
-        return ""
-    return (f"{path} has no blank line in its first {len(lines):,} lines, and only blank lines end a document; if each "
-            "line is one, put blank lines between them (`sed G FILE > NEW`), or write .jsonl")
+    advice = "if each line is one, put blank lines between them (`sed G FILE > NEW`) or write .jsonl"
+    has_none = len(lines) >= 100 and all(map(str.strip, lines))
+    return f"{path} has no blank line in its first {len(lines):,}, and only those end documents; {advice}" * has_none
 
 
 class Columns(NamedTuple):
@@ -350,11 +349,6 @@ def json_object(line: str, place: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         what = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
         raise UserError(f"{place}: this is not JSON ({what}); every line must be one JSON object.") from error
-    return as_object(record, place)
-
-
-def as_object(value: Any, place: str) -> dict[str, Any]:
-    """Return a JSON value; raise UserError unless it is an object."""
-    if not isinstance(value, dict):
-        raise UserError(f"{place}: expected a JSON object, found {type(value).__name__}.")
-    return value
+    if not isinstance(record, dict):
+        raise UserError(f"{place}: expected a JSON object, found {type(record).__name__}.")
+    return record

@@ -12,7 +12,7 @@ from typing import Any
 
 from jaxlm.data import arrow_source, tfds_source
 from jaxlm.data.fingerprint import file_state
-from jaxlm.data.readers import KINDS, LONGEST_LINE, Columns, as_object, json_object, read_lines, suffix_of
+from jaxlm.data.readers import KINDS, LONGEST_LINE, Columns, json_object, read_lines, suffix_of
 from jaxlm.errors import UserError
 from jaxlm.paths import any_path, reading
 
@@ -53,34 +53,22 @@ def read_rows(source: str, columns: Columns) -> Iterator[Row | UserError]:
     return _READERS[kind](source, columns)
 
 
-def read_objects(path: str) -> Iterator[tuple[str, dict[str, Any] | UserError]]:
-    """Yield place and object of each line of JSON, or of each item of one array, and an error for one that is none.
-
-    Raises:
-        UserError: The file cannot be read, or begins with a bracket and is no array.
-    """
+def _json_lines(path: str) -> Iterator[tuple[str, str]]:
+    """Return (place, JSON) of each line that is not blank, or of each item of a file that is one array."""
     lines = ((place, line) for place, line in read_lines(path) if line.strip())
     first = list(itertools.islice(lines, 1))
-    items, parse = itertools.chain(first, lines), json_object
-    if first and first[0][1].lstrip().startswith("["):
-        try:
-            array = json.loads("".join(line for _, line in items))
-        except (ValueError, RecursionError) as error:
-            advice = "write one JSON object per line, or one array of objects"
-            raise UserError(f"{path} begins as an array, and is not JSON ({error}); {advice}.") from error
-        items, parse = ((f"{path}, row {number}", item) for number, item in enumerate(array, 1)), as_object
-    for place, item in items:
-        try:
-            yield place, parse(item, place)
-        except UserError as error:
-            yield place, error
+    lines = itertools.chain(first, lines)
+    if not (first and first[0][1].lstrip().startswith("[")):
+        return lines
+    with reading(path):
+        rows = enumerate(json.loads("".join(line for _, line in lines)), 1)
+    return ((f"{path}, row {number}", json.dumps(row)) for number, row in rows)
 
 
 def _json_rows(path: str, columns: Columns) -> Iterator[Row | UserError]:
-    for place, row in read_objects(path):
+    for place, line in _json_lines(path):
         try:
-            if isinstance(row, UserError):
-                raise row
+            row = json_object(line, place)
             found = {name: _field(row, name, place, columns) for name in columns.names}
             yield place, found | {name: row[name] for name in columns.optional if name in row}
         except UserError as error:
@@ -147,43 +135,26 @@ def _table_rows(path: str, columns: Columns) -> Iterator[Row | UserError]:
 
 
 def quoting_remark(path: str) -> str:
-    """Return a remark about a file of columns between tabs whose quotes are removed; "" for other sources."""
-    if kind_of(path) not in ("table", "text") or suffix_of(path) == ".csv":
+    """Return a remark about a .tsv that is quoted like .csv; "" for other sources."""
+    if kind_of(path) != "table" or suffix_of(path) == ".csv":
         return ""
     with reading(path):
         is_quoted = _is_quoted(path, *file_state(path))
-    return f"{path} has quotes around columns and doubles those within, as .csv does; they are removed" * is_quoted
+    return f"Quotes around columns of {path} are removed, since all that begin with one end with one" * is_quoted
 
 
 @functools.lru_cache(maxsize=256)
 def _is_quoted(path: str, *state: int | str) -> bool:
-    """Return whether a file of columns between tabs is quoted like .csv, as pandas writes it.
-
-    It is if every column that begins with a quote ends with one, with inner ones doubled. A column may have tabs and
-    line ends only where lines without quotes would have different numbers of columns.
-    """
-    sizes, has_quotes, is_quoted = set(), False, True
-    for _, line in read_lines(path):
-        columns = line.rstrip("\r\n").split("\t")
-        sizes.add(len(columns)) if columns != [""] else None
-        for column in columns if '"' in line else ():
-            if column.startswith('"'):
-                has_quotes, is_quoted = True, is_quoted and bool(_QUOTED.fullmatch(column))
-    if not has_quotes or len(sizes) == 1:
-        return has_quotes and is_quoted
-    lines = (line for _, line in read_lines(path))
-    try:
-        return len({len(row) for row in csv.reader(lines, delimiter="\t", strict=True) if row}) == 1
-    except csv.Error:
-        return False
+    """Return whether every column that begins with a quote ends with one and doubles those within, as pandas writes."""
+    lines = (line for _, line in read_lines(path) if '"' in line)
+    columns = (column for line in lines for column in line.rstrip("\r\n").split("\t") if column.startswith('"'))
+    return {bool(_QUOTED.fullmatch(column)) for column in columns} == {True}
 
 
 def refuse_saved_dataset(source: str) -> None:
     """Raise UserError for a folder of `Dataset.save_to_disk`, which `hf:` reads."""
-    if kind_of(source) in ("tfds", "hf"):
-        return
-    folder = any_path(source)
-    if any((folder / name).is_file() for name in ("state.json", "dataset_dict.json")):
+    files = [any_path(source) / name for name in ("state.json", "dataset_dict.json") if kind_of(source) != "hf"]
+    if any(file.is_file() for file in files):
         raise UserError(f"{source} is a folder of the library `datasets` (save_to_disk); write hf:{source}.")
 
 

@@ -16,11 +16,9 @@ from jaxlm.data.build import StoreBuild
 from jaxlm.data.cache import cache_folder
 from jaxlm.data.corpus import SOURCES, Corpus, open_corpus
 from jaxlm.data.describe import describe_text
-from jaxlm.data.duplicates import Deduplicate, without_duplicates
+from jaxlm.data.duplicates import Deduplicate, repeated_documents, without_duplicates
 from jaxlm.data.fingerprint import HeldOutRule, Survey, sample, survey
 from jaxlm.data.mixture import Mixture, parse_mixture, shares_of
-from jaxlm.data.readers import line_hint
-from jaxlm.data.repeated import repeated_documents
 from jaxlm.data.rows import kind_of
 from jaxlm.data.store import FORMAT, store_fingerprint
 from jaxlm.errors import UserError
@@ -29,7 +27,6 @@ from jaxlm.paths import write_whole
 from jaxlm.tokenizers.files import MARKER
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.training import Kind, Normalization, train_tokenizer
-from jaxlm.tokenizers.unknown import describe_bytes
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Report, TokenBatch
 
@@ -136,14 +133,9 @@ class TextData(Data):
             text = data._survey(corpus, report)
             if corpus.remark:
                 report(corpus.remark)
-            if corpus.text_file and (hint := line_hint(corpus.text_file)):
-                report(hint)
             if text.blank:
                 report(f"Rows of {corpus.source} without text, which are left out: {text.blank:,}")
-        for (_, corpus, _), repeated in zip(sources.values(), self._repeated(sources, report), strict=True):
-            if len(repeated):
-                report(f"Left out of the training text of {corpus.source}, since they are held out: {len(repeated):,} "
-                       "documents")
+        self._repeated(sources, report)
 
     def tokenize(self, tokenizer: Tokenizer, shard: int, shards: int, report: Report = print) -> None:
         """Tokenize a share of the text into the cache folder; see `jaxlm.data.base.Data`."""
@@ -158,9 +150,6 @@ class TextData(Data):
         """
         sources = self._sources(report)
         stores = {name: build.finish() for name, build in self._builds(sources, tokenizer, report).items()}
-        for name, (_, corpus, _) in sources.items():
-            if remark := describe_bytes(stores[name].counts("train"), tokenizer):
-                report(f"{corpus.source}: {remark}; `jaxlm tokenize CONFIG --report` names a size that does")
         return stores.get("") or Mixture(stores, [weight for *_, weight in sources.values()], self.temperature)
 
     def describe(self, tokenizer: Tokenizer, report: Report = print) -> None:
@@ -195,21 +184,21 @@ class TextData(Data):
         opened = zip(parsed.items(), parts, corpora, strict=True)
         return {name: (data, corpus, weight) for (name, (_, weight)), data, corpus in opened}
 
-    def _repeated(self, sources: _Sources, report: Report) -> list[np.ndarray]:
+    def _repeated(self, sources: _Sources, report: Report) -> list[frozenset[int]]:
         """Return for each source the documents that leave its training text; see `repeated_documents`."""
         texts = [data._survey(corpus, report) for data, corpus, _ in sources.values()]
         rules = [HeldOutRule.of(self.held_out, text) for text in texts]
-        # Copies within one source have the same hash, so that only its tail can repeat a document.
+        # By its hash, a source holds out all copies of a document.
         has_tail = any(rule.tail < text.bytes and text.documents > 1 for rule, text in zip(rules, texts, strict=True))
-        if not self.held_out or self.deduplicate != "off" or not (has_tail or len(sources) > 1):
-            return [np.zeros(0, np.int64)] * len(sources)
+        if self.deduplicate != "off" or not (has_tail or len(sources) > 1):
+            return [frozenset()] * len(sources)
         return repeated_documents([corpus for _, corpus, _ in sources.values()], rules, self.cache_dir, report)
 
     def _builds(self, sources: _Sources, tokenizer: Tokenizer, report: Report) -> dict[str, StoreBuild]:
         """Return the token store to build of each source."""
         builds = {}
-        for (name, (data, corpus, _)), starts in zip(sources.items(), self._repeated(sources, report), strict=True):
-            text, repeated = data._survey(corpus, report), frozenset(starts.tolist())
+        for (name, (data, corpus, _)), repeated in zip(sources.items(), self._repeated(sources, report), strict=True):
+            text = data._survey(corpus, report)
             fingerprint = store_fingerprint(text, tokenizer.fingerprint, self.held_out, self.sentences, repeated)
             folder = cache_folder(self.cache_dir) / "stores" / f"{fingerprint[:20]}-{FORMAT}"
             builds[name] = StoreBuild(

@@ -262,17 +262,14 @@ class Contrastive(Objective):
         return {"input_ids": ids, "attention_mask": mask, "row": jnp.where(mask[:, 0, 0] > 0, np.arange(len(ids)), -1)}
 
     def _draw_positives(self, key: jax.Array, batch: Example) -> Example:
-        """Return the batch with one positive per row, drawn uniformly from those that the row has."""
+        """Return the batch with one positive per row, drawn uniformly."""
         most = batch["input_ids"].shape[1] - self.num_texts + 1
         if most == 1:
             return batch
         counts = jnp.sum(jnp.any(batch["attention_mask"][:, 1 : 1 + most] > 0, axis=-1), axis=1)
         drawn = 1 + jax.random.randint(key, counts.shape, 0, jnp.maximum(counts, 1))[:, None, None]
-
-        def select(x: Int[Array, "batch texts length"]) -> Int[Array, "batch selected length"]:
-            return jnp.concatenate([x[:, :1], jnp.take_along_axis(x, drawn, axis=1), x[:, 1 + most :]], axis=1)
-
-        return batch | {name: select(batch[name]) for name in self.padding}
+        return batch | {name: jnp.concatenate([x[:, :1], jnp.take_along_axis(x, drawn, axis=1), x[:, 1 + most :]], axis=1)
+                        for name, x in batch.items() if name in self.padding}
 
     def loss(self, params: Params, example: Example, key: jax.Array, train: bool) -> dict[str, Term]:
         vectors = self.encode_texts(params, example, key if train else None)

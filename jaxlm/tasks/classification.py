@@ -41,6 +41,9 @@ class TextRows(TableData):
     """Text between the labels of a column with several, such as '|', for --objective.target labels; lists in JSON need
     none."""
 
+    label_advice = ("fill it in, name the column that has it, or, if rows have several labels or none of them, give "
+                    "--data.label-separator")
+
     def columns(self) -> list[str]:
         return [self.text_field, *filter(None, (self.text_pair_field, self.label_field))]
 
@@ -50,12 +53,6 @@ class TextRows(TableData):
         if self.text_pair_field:
             values["text_pair"] = row.text(self.text_pair_field)
         return values, tuple(values[name] for name in ("text", "text_pair") if name in values)
-
-    @property
-    def label_advice(self) -> str:
-        several = "" if self.label_separator else (
-            ", or with --objective.target labels, where it means none of them, give --data.label-separator")
-        return super().label_advice + several
 
     def class_names(self) -> tuple[str, ...]:
         has_names = self.label_field and self.source.startswith("tfds:")

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from jaxlm.data.labelled import LabelledData, Record, row_or_error
 from jaxlm.data.readers import LABELS, Columns, text_of, texts_of
-from jaxlm.data.rows import quoting_remark, read_rows
+from jaxlm.data.rows import read_rows
 from jaxlm.errors import UserError
 
 
@@ -82,9 +82,6 @@ class TableData(LabelledData):
         columns = Columns(names, f"Choose columns with {self.column_flags}", self.optional_columns())
         for number, row in enumerate(read_table(path, columns)):
             yield row if isinstance(row, UserError) else row_or_error(self._record, number, row)
-
-    def remark(self, path: str) -> str:
-        return quoting_remark(path)
 
     def _record(self, number: int, row: TableRow) -> Record:
         name = row.text(self.id_field) if self.id_field else str(number)

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import sentencepiece
@@ -128,13 +128,6 @@ def _train_byte_bpe(
     )
 
 
-def sensible_size(counts: Mapping[str, int]) -> int:
-    """Return a size for a text, of the counts of its characters, that has as many pieces of words as all others."""
-    counted = itertools.accumulate(sorted(counts.values(), reverse=True))
-    num_characters = sum(covered < CHARACTER_COVERAGE * sum(counts.values()) for covered in counted) + 1
-    return 2 * (len(SYMBOL_NAMES) + len(SENTINELS) + 256 + num_characters)
-
-
 def _byte_vocabulary(
     chunks: list[str], vocab_size: int, normalizer: dict[str, Any] | None, symbols: Sequence[str]
 ) -> files.Definition:
@@ -169,8 +162,8 @@ def _require_size(vocab_size: int, least: int, parts: str) -> None:
     """Raise UserError for a vocabulary smaller than the parts that it must have."""
     if vocab_size < least:
         raise UserError(
-            f"a vocabulary of {vocab_size} is too small for the {least} {parts}; set --data.vocab-size to {2 * least} or "
-            f"more, or spell words in characters with {least}."
+            f"a vocabulary of {vocab_size} is too small for the {least} {parts}; set --data.vocab-size to "
+            f"{2 * least} or more, or spell words in characters with {least}."
         )
 
 

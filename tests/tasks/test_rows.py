@@ -232,8 +232,8 @@ NOT_TEXT = {
 @pytest.mark.parametrize("name", NOT_TEXT)
 def test_values_that_are_not_text_are_refused(name, tmp_path):
     data, row, message = NOT_TEXT[name]
-    with pytest.raises(UserError, match=f"x.jsonl, .*{message}"):
-        read(data, tmp_path, "x.jsonl", json.dumps(row))
+    with pytest.raises(UserError, match=f"x.jsonl?, .*{message}"):
+        read(data, tmp_path, "x.json" if isinstance(data, AnswerRows) else "x.jsonl", json.dumps(row))
 
 
 def test_texts_may_be_numbers_and_labels_booleans(tmp_path):
@@ -252,7 +252,7 @@ def test_a_blank_label_is_none(tmp_path):
 
 
 def test_rows_of_squad_are_those_of_its_json(tmp_path):
-    """A row per question as the library `datasets` has it, in every format that it writes, and flattened."""
+    """A row per question as the library `datasets` has it, in every format that it writes."""
     datasets = pytest.importorskip("datasets")
     context, rows = "the red house", []
     for number, words in enumerate((["red"], ["house", "red house"], [])):
@@ -267,16 +267,15 @@ def test_rows_of_squad_are_those_of_its_json(tmp_path):
     data = datasets.Dataset.from_list(rows)
     data.save_to_disk(tmp_path / "saved")
     data.to_parquet(tmp_path / "rows.parquet")
-    data.flatten().to_parquet(tmp_path / "flat.parquet")
     data.to_json(tmp_path / "lines.jsonl")
-    for name, value in (("array.json", rows), ("data.json", {"version": "1", "data": rows}), ("list.json", nested)):
+    for name, value in (("array.json", rows), ("list.json", nested)):
         (tmp_path / name).write_text(json.dumps(value, indent=1))
-    for name in ("rows.parquet", "flat.parquet", "lines.jsonl", "array.json", "data.json", "list.json", "hf:saved"):
+    for name in ("rows.parquet", "lines.jsonl", "array.json", "list.json", "hf:saved"):
         path = f"hf:{tmp_path / 'saved'}" if name == "hf:saved" else str(tmp_path / name)
         found, _ = good_rows(AnswerRows(), path)
         assert [row._replace(place="") for row in found] == [row._replace(place="") for row in expected]
     rows[1]["answers"]["answer_start"].pop()
-    with pytest.raises(UserError, match="line 2: answers needs as many 'answer_start' as 'text'"):
+    with pytest.raises(UserError, match=r"bad.jsonl cannot be read \(zip"):
         read(AnswerRows(), tmp_path, "bad.jsonl", "\n".join(map(json.dumps, rows)))
     with pytest.raises(UserError, match=r"no column 'question'; it has 'text'.*Give SQuAD's JSON"):
         datasets.Dataset.from_dict({"text": ["a"]}).to_parquet(tmp_path / "other.parquet")
@@ -294,32 +293,42 @@ def test_an_array_of_json_is_rows(tmp_path):
     with pytest.raises(UserError, match=r"(?s)row 3: expected a JSON object, found str.*row 4: there is no column"):
         data.open(ByteTokenizer(), print)
     (tmp_path / "x.json").write_text("[\n" + json.dumps(rows[0]) + "\n" + json.dumps(rows[1]) + "\n]")
-    with pytest.raises(UserError, match=r"x.json begins as an array, and is not JSON .* line 3 .*one array of objects"):
+    with pytest.raises(UserError, match=r"x.json cannot be read .* line 3 "):
         data.open(ByteTokenizer(), print)
 
 
 def test_quotes_of_a_tsv_are_those_of_csv_if_all_columns_agree(tmp_path):
     """pandas.DataFrame.to_csv(sep="\\t"); GLUE's files are unquoted."""
     pandas = pytest.importorskip("pandas")
-    for texts in (['a "string" of words', '"q"', "plain"], ["a\ttab", "plain"], ["two\nlines", "plain"]):
-        table = pandas.DataFrame({"text": texts, "label": ["x", "y", "x"][: len(texts)]})
-        for quoting in (0, 1):  # where necessary, everywhere
-            table.to_csv(tmp_path / "x.tsv", sep="\t", index=False, quoting=quoting)
-            data = TextRows(source=str(tmp_path / "x.tsv"), held_out=0.0)
-            source = data.open(ByteTokenizer(), print)
-            assert [row.values["text"] for row in source.records["train"]] == texts
-            assert "x.tsv has quotes around columns and doubles those within, as .csv does; they are removed" in (
-                source.summary)
-            assert open_corpus(data.source).remark.endswith("they are removed")
-            assert [piece.text for piece in open_corpus(data.source).pieces()] == texts
-    for text in ('"a', '"a" b', 'a "b"', '"', '"a "b""', '"begins\tx\nends"'):
-        (tmp_path / "y.tsv").write_text(f'text\tlabel\n"whole"\tx\n{text}\ty\n')
-        data = TextRows(source=str(tmp_path / "y.tsv"), held_out=0.0)
-        is_plain = text == 'a "b"'
-        assert ("they are removed" in data.open(ByteTokenizer(), print).summary) == is_plain
-        rows = [line.partition("\t")[0] for line in (tmp_path / "y.tsv").read_text().splitlines()[1:]]
-        rows = ["whole", *rows[1:]] if is_plain else rows
-        assert [row.values["text"] for row in good_rows(data, data.source)[0]] == rows
+    texts = ['a "string" of words', '"q"', "plain"]
+    data, remark = TextRows(source=str(tmp_path / "x.tsv"), held_out=0.0), f"Quotes around columns of {tmp_path}/x.tsv"
+    for quoting in (0, 1):  # where necessary, everywhere
+        table = pandas.DataFrame({"text": texts, "label": ["x", "y", "x"]})
+        table.to_csv(data.source, sep="\t", index=False, quoting=quoting)
+        source = data.open(ByteTokenizer(), print)
+        assert [row.values["text"] for row in source.records["train"]] == texts and remark in source.summary
+        corpus = open_corpus(data.source)
+        assert corpus.remark.startswith(remark) and [piece.text for piece in corpus.pieces()] == texts
+    for text in ('"a', '"a" b', 'a "b"', '"', '"a "b""'):
+        lines = ["text\tlabel", '"whole"\tx', f"{text}\ty"]
+        (tmp_path / "x.tsv").write_text("\n".join(lines))
+        is_quoted = text == 'a "b"'
+        assert (remark in data.open(ByteTokenizer(), print).summary) == is_quoted
+        found = [row.values["text"] for row in good_rows(data, data.source)[0]]
+        assert found == ["whole" if is_quoted else '"whole"', text]
+
+
+def test_rows_that_are_also_trained_on_are_counted(tmp_path):
+    """Whatever their labels; the same file is refused."""
+    (tmp_path / "x.tsv").write_text("text\tlabel\na\tx\nb\ty\n")
+    (tmp_path / "y.tsv").write_text("text\tlabel\na\ty\nc\ty\nb\ty\n")
+    data = TextRows(source=str(tmp_path / "x.tsv"), dev=str(tmp_path / "y.tsv"))
+    shared = f"2 of 3 rows of {data.dev} are also in {data.source}, which is trained on"
+    assert data.open(ByteTokenizer(), print).summary.endswith(shared)
+    (tmp_path / "link.tsv").symlink_to(tmp_path / "x.tsv")
+    for dev in (data.source, str(tmp_path / "link.tsv")):
+        with pytest.raises(UserError, match=r"--data.dev is the file of --data.source, .*x.tsv, which is trained on"):
+            dataclasses.replace(data, dev=dev).open(ByteTokenizer(), print)
 
 
 def test_a_file_without_rows(tmp_path):
