@@ -56,7 +56,8 @@ def describe_text(
         share, shown = sum(lacking.values()) / max(1, counts.total()), sorted(lacking, key=lacking.get, reverse=True)
         such = f", such as {' '.join(shown[:_SHOWN])}" if shown else ""
         size = 2 * (len(characters) + _MOST_BYTES)
-        advice = f"; choose one of its languages, or train one on it of {size:,} ids or more" if share > 0.05 else ""
+        flags = f"--data.tokenizer auto --data.vocab-size {size}"
+        advice = f"; choose one of its languages, or train one on it ({flags} or more)" if share > 0.05 else ""
         if lacking or verb == "lacks":
             yield (f"The vocabulary {verb} {len(lacking):,} of {len(characters):,} characters, {share:.3%} of the text"
                    f"{such}{advice}")

@@ -268,8 +268,9 @@ class Contrastive(Objective):
             return batch
         counts = jnp.sum(jnp.any(batch["attention_mask"][:, 1 : 1 + most] > 0, axis=-1), axis=1)
         drawn = 1 + jax.random.randint(key, counts.shape, 0, jnp.maximum(counts, 1))[:, None, None]
-        return batch | {name: jnp.concatenate([x[:, :1], jnp.take_along_axis(x, drawn, axis=1), x[:, 1 + most :]], axis=1)
-                        for name, x in batch.items() if name in self.padding}
+        return batch | {
+            name: jnp.concatenate([x[:, :1], jnp.take_along_axis(x, drawn, axis=1), x[:, 1 + most :]], axis=1)
+            for name, x in batch.items() if name in self.padding}
 
     def loss(self, params: Params, example: Example, key: jax.Array, train: bool) -> dict[str, Term]:
         vectors = self.encode_texts(params, example, key if train else None)

@@ -277,7 +277,7 @@ def test_rows_of_squad_are_those_of_its_json(tmp_path):
     rows[1]["answers"]["answer_start"].pop()
     with pytest.raises(UserError, match=r"bad.jsonl cannot be read \(zip"):
         read(AnswerRows(), tmp_path, "bad.jsonl", "\n".join(map(json.dumps, rows)))
-    with pytest.raises(UserError, match=r"no column 'question'; it has 'text'.*Give SQuAD's JSON"):
+    with pytest.raises(UserError, match=r"no column 'question'; it has 'text'.*Give SQuAD's .json"):
         datasets.Dataset.from_dict({"text": ["a"]}).to_parquet(tmp_path / "other.parquet")
         list(AnswerRows().read(str(tmp_path / "other.parquet")))
 
