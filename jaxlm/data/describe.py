@@ -13,7 +13,7 @@ from jaxlm.data.store import Store
 from jaxlm.tokenizers.tokenizer import Tokenizer
 
 _SHOWN = 12
-_MOST_BYTES = 400  # ids of special tokens and bytes at most
+_MOST_OTHERS = 400  # special tokens and bytes
 _NGRAM = 13  # tokens, as in the study of GPT-3 (Brown et al. 2020, appendix C)
 _MIN_SHARE = 0.8  # share of a document's runs
 _MAX_TOKENS = 1 << 22  # held-out tokens that are looked for, some 200 MB of memory
@@ -48,14 +48,14 @@ def describe_text(
     found, of = count_contained(store, stores)
     yield f"{found:,} of {of:,} held-out documents have {_MIN_SHARE:.0%} of their {_NGRAM}-grams in the training text"
     unk, used = tokenizer.vocabulary.unk, {i for ids in itertools.chain(*encoded) for i in ids.tolist()}
-    # Bytes of characters; a vocabulary of bytes alone has nothing else.
-    parts = {i for i in used if "\ufffd" in tokenizer.decode([i])} if len(tokenizer) > _MOST_BYTES else set()
+    is_bytes = tokenizer.to_json()["model"].get("merges") == []  # bytes are no fallback where there is nothing else
+    parts = {i for i in used if not is_bytes and "\ufffd" in tokenizer.decode([i])}
     for verb, wanted in (("lacks", {unk}), ("spells in bytes", parts)):
         lacking = {c: counts[c] for c, *each in zip(characters, *encoded, strict=True)
                    if not any(wanted.isdisjoint(ids.tolist()) for ids in each)}
         share, shown = sum(lacking.values()) / max(1, counts.total()), sorted(lacking, key=lacking.get, reverse=True)
         such = f", such as {' '.join(shown[:_SHOWN])}" if shown else ""
-        size = 2 * (len(characters) + _MOST_BYTES)
+        size = 2 * (len(characters) + _MOST_OTHERS)
         flags = f"--data.tokenizer auto --data.vocab-size {size}"
         advice = f"; choose one of its languages, or train one on it ({flags} or more)" if share > 0.05 else ""
         if lacking or verb == "lacks":
