@@ -73,9 +73,9 @@ def test_what_is_spelt_in_bytes_is_counted(kind, tmp_path):
         lines.append([line for line in describe_text(store, tokenizer, texts) if line.startswith("The vocabulary")])
         size = int(re.search("vocab-size ([0-9]+)", lines[0][1])[1])
     share = 1000 / sum(map(len, texts))
-    spelt = f"The vocabulary spells in bytes 60 of 74 characters, {share:.3%} of the text, such as "
+    spelt = f"The vocabulary spells in bytes 60 of 75 characters, {share:.3%} of the text, such as "
     assert "lacks 0 of" in lines[0][0] and lines[0][1].startswith(spelt)
-    assert size == 2 * (74 + 400) and "lacks 0 of" in lines[1][0]
+    assert size == 2 * (75 + 400) and "lacks 0 of" in lines[1][0]
     shares = [float(re.search(r"([0-9.]+)% of the text", line)[1]) for line in lines[1][1:]]
     assert all(share < 5 for share in shares) and "%" in lines[1][0] and "choose" not in "".join(lines[1])
 
