@@ -115,6 +115,8 @@ def test_mistakes_in_names(preset, tmp_path, capsys):
         (["pretrain", preset, "--run-dir", "s3://bucket/run"], "s3://bucket/run cannot hold a run: Orbax keeps"),
         (["import", other, "s3://bucket/run"], "s3://bucket/run cannot hold a run: Orbax keeps"),
         (["export", "s3://bucket/run", other], "s3://bucket/run cannot hold a run: Orbax keeps"),
+        (["tokenizer", "train", "out"], "--data.source is missing"),
+        (["tokenizer", "extend", other, "out", "--data.source", other, "--words", "0"], "--words 0 adds no word"),
         (["tokenizer", "train", other, "gs://bucket/vocabulary"], "is not a local folder; tokenizers are"),
         (["pretrain", preset, "--run-dir", tmp_path / "\udcff"], "is not UTF-8, which runs need; choose another"),
         (["show", preset, "--data.tokenizer", fifo], "fifo is neither a file nor a folder"),
@@ -181,6 +183,10 @@ def test_a_file_name_that_is_no_utf8_is_printed(preset, tmp_path, capsys):
     arguments = ["tokenizer", "train", str(text), str(tmp_path / "out"), "--kind", "byte-bpe", "--vocab-size", "512"]
     assert main(arguments) == 0
     assert "text-\\udcff.txt" in capsys.readouterr().out
+    flags = ["--data.source", str(text), "--data.tokenizer-kind", "byte-bpe", "--data.vocab-size", "512"]
+    for order in ([str(tmp_path / "two"), *flags], [*flags, str(tmp_path / "three")]):
+        assert main(["tokenizer", "train", *order]) == 0
+    assert len({(tmp_path / name / "tokenizer.json").read_text() for name in ("out", "two", "three")}) == 1
 
 
 @pytest.mark.parametrize("error", [MemoryError("no room"), RuntimeError("RESOURCE_EXHAUSTED: no room"), RuntimeError()])

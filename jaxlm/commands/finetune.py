@@ -69,8 +69,7 @@ def main(arguments: list[str]) -> int:
     }
     if field and not first.experiment.data.has_held_out:
         raise UserError("--sweep chooses by the held-out rows, and there are none; set --data.held-out or --data.dev.")
-    if options.test and not options.test.startswith(("tfds:", "hf:")) and not any_path(options.test).exists():
-        raise UserError(f"--test {options.test} does not exist; name a file of rows.")
+    shared = test_remark(options.test, first) if options.test else ""
     start_jax()
     import jax
 
@@ -92,6 +91,8 @@ def main(arguments: list[str]) -> int:
                     print(f"--{field} {value}: {figures}")
                 print(f"Chosen: --{field} {best}, {folder}")
         if options.test:
+            if shared and jax.process_index() == 0:
+                print(shared)
             result["test"] = evaluate_run(folder, ["--data.source", options.test], resamples=options.bootstrap)
     if jax.process_index() > 0:
         return 0
@@ -103,6 +104,17 @@ def main(arguments: list[str]) -> int:
         print(f"On {options.test}:")
         print_result(result["test"])
     return 0
+
+
+def test_remark(path: str, resolved: Resolved) -> str:
+    """Return a remark about rows of --test that are trained on; raise UserError for a file that cannot be meant."""
+    from jaxlm.data.labelled import good_rows, refuse_same_file, shared_rows
+
+    if not path.startswith(("tfds:", "hf:")) and not any_path(path).exists():
+        raise UserError(f"--test {path} does not exist; name a file of rows.")
+    data = dataclasses.replace(resolved.experiment.data, skip_bad_rows=True)
+    refuse_same_file("--test", path, data.source)
+    return shared_rows(path, good_rows(data, path)[0], data.source, good_rows(data, data.source)[0])
 
 
 def parse_sweep(sweep: str | None) -> tuple[str, list[str]]:

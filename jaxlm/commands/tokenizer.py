@@ -1,11 +1,12 @@
 """Train a tokenizer with every special symbol that the objectives need, or extend a model's by the words of a text.
 
-jaxlm tokenizer train SOURCE OUT
+jaxlm tokenizer train OUT --data.source TEXT
 jaxlm tokenizer extend RUN_OR_HF_DIR OUT --data.source TEXT
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 from pathlib import Path
 
@@ -20,21 +21,29 @@ def main(arguments: list[str]) -> None:
         return _extend(arguments[1:])
     parser = Parser("jaxlm tokenizer", __doc__)
     parser.add_argument("action", choices=["train"], help="these options; `extend --help` lists those of extend")
-    parser.add_argument("source", help="python-docs, a file, folder or glob, tfds:NAME or hf:NAME")
+    # `train SOURCE OUT --vocab-size N` is the older spelling.
+    parser.add_argument("text", nargs="?", help=argparse.SUPPRESS)
     parser.add_argument("out", help="folder to write")
-    parser.add_argument("--vocab-size", type=int, default=8192, help="ids in all, special symbols included (8192)")
-    parser.add_argument("--kind", choices=["unigram", "bpe", "byte-bpe", "bytes", "words"], default="unigram",
-                        help="SentencePiece, unigram (default) or BPE; byte-level BPE; bytes (258 ids); whole words")
-    parser.add_argument("--normalization", choices=["nmt_nfkc", "identity"], default="nmt_nfkc",
-                        help="what is done to a text first: nmt_nfkc (default) or nothing")
-    parser.add_argument("--text-field", default="text", help="field of JSON lines and tfds examples (text)")
+    text, option = "python-docs, a file, folder or glob, tfds:NAME or hf:NAME", parser.add_argument
+    option("--data.source", dest="source", metavar="TEXT", help=text)
+    option("--data.vocab-size", "--vocab-size", dest="vocab_size", type=int, default=8192,
+           help="ids in all, special symbols included (8192)")
+    option("--data.tokenizer-kind", "--kind", dest="kind", choices=["unigram", "bpe", "byte-bpe", "bytes", "words"],
+           default="unigram",
+           help="SentencePiece, unigram (default) or BPE; byte-level BPE; bytes (258 ids); whole words")
+    option("--data.normalization", "--normalization", dest="normalization", choices=["nmt_nfkc", "identity"],
+           default="nmt_nfkc", help="what is done to a text first: nmt_nfkc (default) or nothing")
+    option("--data.text-field", "--text-field", dest="text_field", default="text",
+           help="field of JSON lines and tfds examples (text)")
     parser.add_argument("--symbols", nargs="+", default=[], help="further special symbols, such as '[R]'")
     options = parser.parse_args(arguments or ["--help"])
+    if not (options.source or options.text):
+        raise UserError("--data.source is missing; name the text to train on.")
     out = _new_folder(options.out, "tokenizers")
     from jaxlm.data.text import TextData
 
     data = TextData(
-        source=options.source, text_field=options.text_field, vocab_size=options.vocab_size,
+        source=options.source or options.text, text_field=options.text_field, vocab_size=options.vocab_size,
         tokenizer_kind=options.kind, normalization=options.normalization,
     )
     data.validate()
@@ -57,6 +66,8 @@ def _extend(arguments: list[str]) -> None:
     parser.add_argument("--old-text", default="python-docs", metavar="TEXT", help=(
         "a text like the model's own, for the share of words that now have other pieces (python-docs: English)"))
     options = parser.parse_args(arguments or ["--help"])
+    if not options.words:
+        raise UserError("--words 0 adds no word; give 1 or more.")
     out = _new_folder(options.out, "Transformers folders")
     start_jax()
     from jaxlm.data.text import TextData

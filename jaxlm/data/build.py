@@ -18,7 +18,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -55,6 +55,7 @@ class StoreBuild:
         source: name of the text, for messages and the manifest.
         sentences: whether each sentence becomes a document of the store; whole documents are held out all the same.
         workers: number of threads; 0 for one per core, up to 8.
+        repeated: first bytes of documents that are left out of the training split, since they are also held out.
         report: gets a line before text is tokenized, and about the progress now and then.
     """
 
@@ -66,6 +67,7 @@ class StoreBuild:
     source: str = ""
     sentences: bool = False
     workers: int = 0
+    repeated: Collection[int] = ()
     report: Report = print
 
     def missing(self, shard: int = 0, shards: int = 1) -> list[int]:
@@ -141,12 +143,14 @@ class StoreBuild:
         file = max(0, bisect.bisect_right(self.text.starts, numbers[0] * _CHUNK) - 1)
         rule, seen, left = HeldOutRule.of(self.held_out, self.text), TextHash(self.text.starts[file]), set(numbers)
 
-        def pieces() -> Iterator[tuple[int, Piece, int, int]]:
-            """Yield the chunk of each piece, the piece, its first byte in the text, and its document's split hash."""
+        def pieces() -> Iterator[tuple[int, Piece, int, int, bool]]:
+            """Yield the chunk and first byte of each piece, its document's split hash, and whether that is repeated."""
+            is_repeated = False
             for piece in itertools.chain.from_iterable(self.files[file:]):
                 start = seen.bytes
                 if piece != NO_TEXT:
-                    yield start // _CHUNK, piece, start, seen.add(piece)
+                    is_repeated = start in self.repeated if piece.first else is_repeated
+                    yield start // _CHUNK, piece, start, seen.add(piece), is_repeated
 
         for number, group in itertools.groupby(pieces(), lambda item: item[0]):
             if number > numbers[-1]:
@@ -154,8 +158,9 @@ class StoreBuild:
             if number in left:
                 left.remove(number)
                 parts, digests = [], b""
-                for _, piece, start, split_hash in group:
-                    parts += rule.divide(piece, split_hash, start, seen.bytes)
+                for _, piece, start, split_hash, is_repeated in group:
+                    found = rule.divide(piece, split_hash, start, seen.bytes)
+                    parts += [part for part in found if part.is_held_out or not is_repeated]
                     digests += seen.digest if piece.last else b""
                 yield number, parts, digests
         for number in sorted(left):  # the last piece may go through a whole chunk
@@ -234,7 +239,8 @@ class StoreBuild:
             raise
         manifest = {
             "format": store.FORMAT,
-            "fingerprint": store.store_fingerprint(text, self.tokenizer.fingerprint, self.held_out, self.sentences),
+            "fingerprint": store.store_fingerprint(text, self.tokenizer.fingerprint, self.held_out, self.sentences,
+                                                   self.repeated),
             "text": text.fingerprint,
             "tokenizer": self.tokenizer.fingerprint,
             "held_out": self.held_out,

@@ -24,8 +24,8 @@ from etils import epath
 from jaxlm.data import arrow_source, python_docs, tfds_source
 from jaxlm.data.fingerprint import file_state
 from jaxlm.data.mentions import read_mentions
-from jaxlm.data.readers import Columns, Cutter, Piece, open_text, read_text, suffix_of, text_of
-from jaxlm.data.rows import kind_of, read_rows
+from jaxlm.data.readers import Columns, Cutter, Piece, line_hint, open_text, read_text, suffix_of, text_of
+from jaxlm.data.rows import kind_of, quoting_remark, read_rows, refuse_saved_dataset
 from jaxlm.errors import UserError
 from jaxlm.paths import any_path, in_bucket, reading, real_path
 from jaxlm.tokenizers.tokenizer import replace_surrogates
@@ -44,7 +44,7 @@ class Corpus:
         source: the source as the user named it.
         parts: functions that read the text, in order.
         stats: state of each part (path and `file_state`), which detects changes without a full read.
-        remark: which files are read and which are not, for the user; "" for a single file.
+        remark: which files are read and which are not, and from which quotes are removed; "" for a single file without.
     """
 
     source: str
@@ -70,6 +70,7 @@ def open_corpus(source: str, text_field: str = "text", entities_field: str = "")
     """
     parts: list[str] = []
     stats: list[str] = []
+    remarks: list[str] = []
     seen: set[str] = set()
     names = collections.defaultdict(list)  # of files that are left out, by reason, and of those that are read
     with reading(source):
@@ -92,7 +93,9 @@ def open_corpus(source: str, text_field: str = "text", entities_field: str = "")
                         state = file_state(path)
                     columns = _columns(text_field, entities_field)
                     fields = [""] if kind == "text" else [*columns.names, *columns.optional]
-                    stats.append(json.dumps([name, *state, *fields]))
+                    quoting = quoting_remark(path) if kind == "table" else ""
+                    remarks += [line_hint(path) if kind == "text" and state[0] and not parts else quoting]
+                    stats.append(json.dumps([name, *state, *fields, *filter(None, [quoting])]))
                     is_file = in_bucket(path) or os.path.isfile(path)
                     reason = "" if state[0] else "empty" if is_file else "no regular file"
                 seen.add(name)
@@ -100,7 +103,8 @@ def open_corpus(source: str, text_field: str = "text", entities_field: str = "")
                 if not reason:
                     parts.append(path)
     readers = tuple(functools.partial(read_documents, part, text_field, entities_field) for part in parts)
-    return Corpus(source, readers, tuple(stats), _remark(len(names.pop("", [])), names))
+    remarks.insert(0, _remark(len(names.pop("", [])), names))
+    return Corpus(source, readers, tuple(stats), "\n".join(filter(None, remarks)))
 
 
 def read_documents(source: str, text_field: str, entities_field: str = "") -> Iterator[Piece]:
@@ -172,6 +176,7 @@ def split_source(source: str) -> list[str]:
 
 def _files(item: str) -> list[str]:
     """Return the files of a path, a folder or a glob, sorted; raise UserError if none is of a kind that is read."""
+    refuse_saved_dataset(item)
     path, wild = any_path(item), _WILD.search(item)
     if path.is_dir():
         found = list(_walk(path, set()))

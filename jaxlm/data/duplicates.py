@@ -5,6 +5,8 @@ signatures (Broder 1997) that agree in one of `BANDS` bands of `ROWS` hashes of 
 similarity s, probability 1 - (1 - s^ROWS)^BANDS, 0.21 at 0.6, 0.77 at 0.75 and 0.99 at 0.85, as for FineWeb (Penedo et
 al. 2024). Duplicates of duplicates are one group, and the first document of each group stays. Texts are streamed; a
 document takes 16 bytes of memory, or 128 for near duplicates, and some 100, or 400, while all are compared.
+
+Without deduplication, documents that are held out still leave the training text (`repeated_documents`).
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import numpy as np
 
 from jaxlm.data.cache import cached_arrays
 from jaxlm.data.corpus import Corpus
+from jaxlm.data.fingerprint import HeldOutRule, split_documents
 from jaxlm.data.readers import NO_TEXT, Piece
 from jaxlm.types import Report
 
@@ -110,6 +113,33 @@ def without_duplicates(corpora: Sequence[Corpus], kind: Deduplicate, cache_dir: 
         stats, remark = (*corpus.stats, json.dumps(facts)), "\n".join(filter(None, [corpus.remark, told]))
         result.append(dataclasses.replace(corpus, parts=parts, stats=stats, remark=remark))
     return result
+
+
+def repeated_documents(
+    corpora: Sequence[Corpus], rules: Sequence[HeldOutRule], cache_dir: str, report: Report
+) -> list[frozenset[int]]:
+    """Return for each corpus the first bytes of documents that it trains on and that itself or another one holds out.
+
+    Sources hold out different shares, and the tail of a small text may repeat a document before it. Documents are equal
+    if their split hashes are. None are returned of a corpus that would have nothing left, such as copies of one text.
+    """
+    facts = [1, *([corpus.stamp, rule.below, rule.tail] for corpus, rule in zip(corpora, rules, strict=True))]
+
+    def compute() -> dict[str, np.ndarray]:
+        found = [np.array(list(split_documents(each.pieces(), rule)), np.uint64).T for each, rule in
+                 zip(corpora, rules, strict=True)]
+        held_out = np.sort(np.concatenate([hashes[held > 0] for _, hashes, _, held in found]))
+        result = {}
+        for corpus, (starts, hashes, trained, held) in zip(corpora, found, strict=True):
+            copies = np.searchsorted(held_out, hashes, side="right") - np.searchsorted(held_out, hashes)
+            leaves = (trained > 0) & (copies > held)  # the document that the tail divides is no copy of itself
+            result[str(len(result))] = starts[leaves & (leaves.sum() < trained.sum())]
+            if leaves.any():
+                report(f"Left out of the training text of {corpus.source}, as held out: {leaves.sum():,} documents")
+        return result
+
+    arrays = cached_arrays("repeated", facts, compute, cache_dir)
+    return [frozenset(arrays[str(number)].tolist()) for number in range(len(corpora))]
 
 
 def _kept(part: Callable[[], Iterator[Piece]], kept: np.ndarray) -> Iterator[Piece]:

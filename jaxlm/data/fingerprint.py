@@ -216,6 +216,19 @@ class HeldOutRule:
         return [Part(head, False, True, next(mentions)), Part(tail, True, piece.last, next(mentions))]
 
 
+def split_documents(pieces: Iterable[Piece], rule: HeldOutRule) -> Iterator[tuple[int, int, bool, bool]]:
+    """Yield first byte and split hash of each document, and whether any of it is trained on and any held out."""
+    seen, first, sides = TextHash(), 0, set()
+    for piece in pieces:
+        if piece != NO_TEXT:
+            start = seen.bytes
+            first, split_hash = start if piece.first else first, seen.add(piece)
+            sides |= {part.is_held_out for part in rule.divide(piece, split_hash, start, seen.bytes) if part.text}
+            if piece.last:
+                yield first, split_hash, False in sides, True in sides
+                sides = set()
+
+
 def sample(pieces: Iterable[Piece], total: int, wanted: int) -> Iterator[str]:
     """Sample about `wanted` bytes evenly from a text of `total` bytes, or all of a smaller text.
 

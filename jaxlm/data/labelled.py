@@ -18,8 +18,10 @@ from jaxlm.data.base import Data, RowFormat, Statistics
 from jaxlm.data.batches import Batches
 from jaxlm.data.holdout import draw_rows, group_rows
 from jaxlm.data.permutation import permute
+from jaxlm.data.rows import quoting_remark
 from jaxlm.errors import UserError
 from jaxlm.fields import field
+from jaxlm.paths import real_path
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.unknown import summarize_unknown
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -107,6 +109,8 @@ class LabelledData(Data):
     has_labels: ClassVar[bool] = True
     label_flag: ClassVar[str] = ""
     """Flag of the column of labels."""
+    label_advice: ClassVar[str] = "fill it in, or name the column that has it"
+    """What to do about a row without a label."""
 
     source: str = field("", resumable=True)
     """Rows to train on: a file, also .gz, .xz or .zst, or for named columns `tfds:NAME[/CONFIG][:SPLIT]` or
@@ -163,6 +167,7 @@ def _read_rows(data: LabelledData, tokenizer: Tokenizer, changed: tuple[int, ...
     data.validate()
     if not data.source and not data.dev:
         raise UserError("--data.source is empty; give a file of rows.")
+    refuse_same_file("--data.dev", data.dev, data.source)
     train, bad_train = good_rows(data, data.source, needs_labels=True)
     held_out, bad_held_out = good_rows(data, data.dev)
     holdout_description = ""
@@ -183,7 +188,23 @@ def _read_rows(data: LabelledData, tokenizer: Tokenizer, changed: tuple[int, ...
         raise UserError(f"{data.dev} has no rows to evaluate on.")
     records = {"train": train, "held_out": held_out}
     num_bad = {"train": bad_train, "held_out": bad_held_out}
-    return LabelledSource(tokenizer, records, data.buckets, holdout_description, num_bad)
+    remarks = [quoting_remark(path) for path in (data.source, data.dev) if path]
+    remarks += [shared_rows(data.dev, held_out, data.source, train)] if data.dev else []
+    return LabelledSource(tokenizer, records, data.buckets, holdout_description, num_bad, remarks)
+
+
+def refuse_same_file(flag: str, path: str, source: str) -> None:
+    """Raise UserError if a file of rows to evaluate on is the one that is trained on."""
+    if path and source and real_path(path) == real_path(source):
+        raise UserError(f"{flag} is the file of --data.source, {source}, which is trained on; give other rows.")
+
+
+def shared_rows(path: str, rows: Sequence[Record], source: str, others: Sequence[Record]) -> str:
+    """Return a remark about rows that another file has, too, whatever their answers; "" if there are none."""
+    keys = [[json.dumps([value for name, value in row.values.items() if name not in ANSWERS + NO_TEXTS])
+             for row in each] for each in (rows, others)]
+    count = sum(map(set(keys[1]).__contains__, keys[0]))
+    return f"{count:,} of {len(rows):,} rows of {path} are also in {source}, which is trained on" if count else ""
 
 
 def row_or_error(read: Callable[..., Item], *arguments: Any) -> Item | UserError:
@@ -212,7 +233,7 @@ def good_rows(data: LabelledData, path: str, needs_labels: bool = False) -> tupl
         elif not row.has_text:
             without_text += 1
         elif needs_labels and not row.is_labelled:
-            errors.append(UserError(f"{row.place} has no label; fill it in, or name the column that has it."))
+            errors.append(UserError(f"{row.place} has no label; {data.label_advice}."))
         else:
             rows.append(row)
     if errors and not rows:
@@ -243,7 +264,7 @@ class LabelledSource:
 
     def __init__(
         self, tokenizer: Tokenizer, records: dict[str, list[Record]], buckets: bool, holdout_description: str = "",
-        num_bad: Mapping[str, int] = {},
+        num_bad: Mapping[str, int] = {}, remarks: Sequence[str] = (),
     ) -> None:
         """Hold the records of each split.
 
@@ -253,9 +274,10 @@ class LabelledSource:
             buckets: See `LabelledData.buckets`.
             holdout_description: How the held-out rows were drawn, for the summary.
             num_bad: Number of rows that were left out, of the file of each split.
+            remarks: About the files, for the summary.
         """
         self.records, self.tokenizer, self._buckets = records, tokenizer, buckets
-        self._holdout_description, self.num_bad = holdout_description, num_bad
+        self._holdout_description, self.num_bad, self._remarks = holdout_description, num_bad, remarks
         self._encoded: dict[Any, list[EncodedExample]] = {}
 
     @functools.cached_property
@@ -274,7 +296,7 @@ class LabelledSource:
         num_bad = sum(self.num_bad.values())
         bad = f"; {num_bad:,} left out, which have no text or cannot be used" if num_bad else ""
         sizes = f"Labelled rows: {counts[0]} to train on, {counts[1]} held out{how}{bad}"
-        return "; ".join(filter(None, [sizes, self.unknown]))
+        return "; ".join(filter(None, [sizes, self.unknown, *self._remarks]))
 
     @property
     def unknown(self) -> str:

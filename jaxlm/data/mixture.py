@@ -14,7 +14,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,8 +34,10 @@ BLOCK = 1 << 14
 MOST_EPOCHS = 4
 """Epochs up to which repeated text is worth nearly as much as new text (Muennighoff et al. 2023, section 5)."""
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?")
+_SUFFIXES = rf"({'|'.join(map(re.escape, KINDS))})?(\.gz|\.xz|\.zst)?"
+_SUFFIX = re.compile(rf"{_SUFFIXES}$", re.IGNORECASE)
 # What a source's name leaves out: everything from a wildcard on, and suffixes.
-_UNNAMED = re.compile(rf"(/?[^/]*[*?\[].*|({'|'.join(map(re.escape, KINDS))})?(\.gz|\.xz|\.zst)?)$", re.IGNORECASE)
+_UNNAMED = re.compile(rf"(/?[^/]*[*?\[].*|{_SUFFIXES})$", re.IGNORECASE)
 
 
 def parse_mixture(source: str, temperature: float = 0.0) -> dict[str, tuple[str, float]]:
@@ -57,13 +59,24 @@ def parse_mixture(source: str, temperature: float = 0.0) -> dict[str, tuple[str,
         raise UserError(f"--data.source {source!r} needs {needed}.")
     if len(items) == 1 or (not temperature and True in kinds):
         return {"": (source if True in kinds else items[0][0], 1.0)}
-    paths = [_UNNAMED.sub("", item.rstrip("/")) or "source" for item, _ in items]
-    names = [re.split("[/:]", path)[-1] for path in paths]
-    if len(set(names)) < len(names):
-        names = [re.sub(r"\W+", "_", path).strip("_") for path in paths]
-    if len(set(names)) < len(names):
-        raise UserError(f"--data.source {source!r} names a source twice; add its weights, or rename a file.")
+    sources = [item for item, _ in items]
+    if twice := [item for item in sources if sources.count(item) > 1]:
+        raise UserError(f"--data.source {source!r} names {twice[0]} twice; give it once, with the sum of its weights.")
+    names = next(names for names in _names(sources) if len({*names} - {""}) == len(names))
     return {name: (item, weight or 0.0) for name, (item, weight) in zip(names, items, strict=True)}
+
+
+def _names(sources: Sequence[str]) -> Iterator[list[str]]:
+    """Yield names of sources, the shortest first, until they differ."""
+    def plain(text: str) -> str:
+        return re.sub(r"\W+", "_", text).strip("_")
+
+    paths = [_UNNAMED.sub("", source.rstrip("/")) or "source" for source in sources]
+    yield [re.split("[/:]", path)[-1] for path in paths]
+    yield [plain(path) for path in paths]
+    yield [plain(_SUFFIX.sub("", source.rpartition("/")[2])) for source in sources]
+    yield [plain(source) for source in sources]
+    yield [f"{plain(source)}_{number}" for number, source in enumerate(sources, 1)]
 
 
 def _divide_weight(item: str) -> tuple[str, float | None]:

@@ -237,6 +237,15 @@ def read_text(stream: TextIO, cutter: Cutter) -> Iterator[Piece]:
     yield from cutter.end()
 
 
+def line_hint(path: str) -> str:
+    """Return a hint about a file of text whose first lines, 100 or more, have no blank one; "" for other files."""
+    with open_text(path) as stream:
+        lines = list(itertools.islice(iter(lambda: stream.readline(BLOCK), ""), 1000))
+    advice = "if each line is one, put blank lines between them (`sed G FILE > NEW`) or write .jsonl"
+    has_none = len(lines) >= 100 and all(map(str.strip, lines))
+    return f"{path} has no blank line in its first {len(lines):,}, and only those end documents; {advice}" * has_none
+
+
 class Columns(NamedTuple):
     """Columns to read of a table or of a dataset.
 
@@ -251,14 +260,18 @@ class Columns(NamedTuple):
     optional: Sequence[str] = ()
 
     def chosen(self, found: Sequence[str], place: str, hint: str = "") -> list[str]:
-        """Return the columns to read of those in `found`; raise UserError for the first one that is missing."""
+        """Return the columns to read of those in `found`; raise UserError for one that is missing or there twice."""
         for name in self.names:
             if name not in found:
                 close = [each for each in found if each.casefold() == name.casefold()]
                 meant = f"perhaps {close[0]!r} is meant; " if close else ""
                 shown = ", ".join(repr(each[:40]) for each in found[:12]) or "none"
                 raise UserError(f"{place}: there is no column {name!r}; {meant}it has {shown}. {self.advice}{hint}.")
-        return [*self.names, *(name for name in self.optional if name in found)]
+        chosen = [*self.names, *(name for name in self.optional if name in found)]
+        if twice := [name for name in chosen if list(found).count(name) > 1]:
+            raise UserError(f"{place}: there are {list(found).count(twice[0])} columns {twice[0]!r}; rename or remove "
+                            "all but one.")
+        return chosen
 
 
 Schema = TypeVar("Schema", bound=NamedTuple)

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import csv
+import functools
 import itertools
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
 
 from jaxlm.data import arrow_source, tfds_source
+from jaxlm.data.fingerprint import file_state
 from jaxlm.data.readers import KINDS, LONGEST_LINE, Columns, json_object, read_lines, suffix_of
 from jaxlm.errors import UserError
+from jaxlm.paths import any_path, reading
 
 Row = tuple[str, dict[str, Any]]
 """Place for messages, and values by column."""
 _UNNAMED = "; without a line of names, a column's name is its place, from 1"
+_QUOTED = re.compile(r'"(?:[^"]|"")*"')
 csv.field_size_limit(LONGEST_LINE)  # its own limit is 131,072 characters
 
 
@@ -28,8 +33,9 @@ def read_rows(source: str, columns: Columns) -> Iterator[Row | UserError]:
     """Return the rows of a file or of a dataset, and an error in place of each row that cannot be read.
 
     Args:
-        source: `tfds:NAME` (see `tfds_source.read_rows`), `hf:NAME` (see `arrow_source.read_rows`), JSON lines (where
-            "question.stem" is a field of a field), .parquet, .csv, or .tsv and .txt (see `_table_rows`).
+        source: `tfds:NAME` (see `tfds_source.read_rows`), `hf:NAME` (see `arrow_source.read_rows`), JSON lines or an
+            array of objects (where "question.stem" is a field of a field), .parquet, .csv, or .tsv and .txt (see
+            `_table_rows`).
         columns: The columns to read.
 
     Raises:
@@ -38,6 +44,7 @@ def read_rows(source: str, columns: Columns) -> Iterator[Row | UserError]:
     kind = kind_of(source)
     if "" in columns.names:
         raise UserError(f"{source}: the name of a column is empty; set --data.text-field and the other column flags.")
+    refuse_saved_dataset(source)
     if kind is None:
         raise UserError(
             f"{source} is of no known kind; its name must end in .tsv, .txt, .csv or .jsonl, and then perhaps .gz, .xz "
@@ -46,15 +53,26 @@ def read_rows(source: str, columns: Columns) -> Iterator[Row | UserError]:
     return _READERS[kind](source, columns)
 
 
+def _json_lines(path: str) -> Iterator[tuple[str, str]]:
+    """Return (place, JSON) of each line that is not blank, or of each item of a file that is one array."""
+    lines = ((place, line) for place, line in read_lines(path) if line.strip())
+    first = list(itertools.islice(lines, 1))
+    lines = itertools.chain(first, lines)
+    if not (first and first[0][1].lstrip().startswith("[")):
+        return lines
+    with reading(path):
+        rows = enumerate(json.loads("".join(line for _, line in lines)), 1)
+    return ((f"{path}, row {number}", json.dumps(row)) for number, row in rows)
+
+
 def _json_rows(path: str, columns: Columns) -> Iterator[Row | UserError]:
-    for place, line in read_lines(path):
-        if line.strip():
-            try:
-                row = json_object(line, place)
-                found = {name: _field(row, name, place, columns) for name in columns.names}
-                yield place, found | {name: row[name] for name in columns.optional if name in row}
-            except UserError as error:
-                yield error
+    for place, line in _json_lines(path):
+        try:
+            row = json_object(line, place)
+            found = {name: _field(row, name, place, columns) for name in columns.names}
+            yield place, found | {name: row[name] for name in columns.optional if name in row}
+        except UserError as error:
+            yield error
 
 
 def _field(row: dict[str, Any], name: str, place: str, columns: Columns) -> Any:
@@ -71,7 +89,8 @@ def _table_rows(path: str, columns: Columns) -> Iterator[Row | UserError]:
 
     A column is a name of the first line, or a number, its place from 1 in a file without a line of names. The columns
     of .csv are separated by the most frequent of comma, semicolon, tab and bar in its first line; those of other files
-    by tabs, without quotes, as in GLUE's files. An empty line is no row.
+    by tabs, without quotes, as in GLUE's files, unless the whole file has them (see `_is_quoted`). An empty line is no
+    row.
     """
     lines = (line for _, line in read_lines(path))
     first = next(lines, "")
@@ -79,6 +98,8 @@ def _table_rows(path: str, columns: Columns) -> Iterator[Row | UserError]:
     if suffix_of(path) == ".csv":
         unquoted = re.sub(r'"[^"]*"', "", first)  # a separator within quotes is part of a name
         dialect = {"delimiter": max(",;\t|", key=unquoted.count), "strict": True}
+    elif quoting_remark(path):
+        dialect = {"delimiter": "\t", "strict": True}
     table = csv.reader(itertools.chain([first], lines), **dialect)
     names: list[str] = []
     while True:
@@ -111,6 +132,30 @@ def _table_rows(path: str, columns: Columns) -> Iterator[Row | UserError]:
         else:
             row = dict(zip(names, values, strict=True))
             yield place, {name: row[name] for name in chosen}
+
+
+def quoting_remark(path: str) -> str:
+    """Return a remark about a .tsv that is quoted like .csv; "" for other sources."""
+    if kind_of(path) != "table" or suffix_of(path) == ".csv":
+        return ""
+    with reading(path):
+        is_quoted = _is_quoted(path, *file_state(path))
+    return f"Quotes around columns of {path} are removed, since all that begin with one end with one" * is_quoted
+
+
+@functools.lru_cache(maxsize=256)
+def _is_quoted(path: str, *state: int | str) -> bool:
+    """Return whether every column that begins with a quote ends with one and doubles those within, as pandas writes."""
+    lines = (line for _, line in read_lines(path) if '"' in line)
+    columns = (column for line in lines for column in line.rstrip("\r\n").split("\t") if column.startswith('"'))
+    return {bool(_QUOTED.fullmatch(column)) for column in columns} == {True}
+
+
+def refuse_saved_dataset(source: str) -> None:
+    """Raise UserError for a folder of `Dataset.save_to_disk`, which `hf:` reads."""
+    files = [any_path(source) / name for name in ("state.json", "dataset_dict.json") if kind_of(source) != "hf"]
+    if any(file.is_file() for file in files):
+        raise UserError(f"{source} is a folder of the library `datasets` (save_to_disk); write hf:{source}.")
 
 
 _READERS = {

@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+from collections.abc import Collection
 from typing import Any
 
 import fsspec
@@ -37,13 +38,16 @@ ENTITIES = "entities.json"
 SPLITS = ("train", "held_out")
 
 
-def store_fingerprint(text: Survey, tokenizer: str, held_out: float, sentences: bool = False) -> str:
+def store_fingerprint(
+    text: Survey, tokenizer: str, held_out: float, sentences: bool = False, repeated: Collection[int] = ()
+) -> str:
     """Return the SHA-256 (hex) of the fingerprints of text and tokenizer and of the settings.
 
     It excludes the FORMAT of the files, so that a run can continue with the same tokens in other files.
     """
     facts = {"format": 2, "text": text.fingerprint, "tokenizer": tokenizer, "held_out": held_out}
     facts |= {"sentences": True} if sentences else {}
+    facts |= {"repeated": sorted(repeated)} if repeated else {}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 

@@ -17,8 +17,8 @@ from jaxlm.data.build import StoreBuild
 from jaxlm.data.cache import cache_folder
 from jaxlm.data.corpus import SOURCES, Corpus, open_corpus
 from jaxlm.data.describe import describe_text
-from jaxlm.data.duplicates import Deduplicate, without_duplicates
-from jaxlm.data.fingerprint import Survey, sample, survey
+from jaxlm.data.duplicates import Deduplicate, repeated_documents, without_duplicates
+from jaxlm.data.fingerprint import HeldOutRule, Survey, sample, survey
 from jaxlm.data.mixture import Mixture, parse_mixture, shares_of
 from jaxlm.data.rows import kind_of
 from jaxlm.data.store import FORMAT, store_fingerprint
@@ -32,6 +32,7 @@ from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Report, TokenBatch
 
 _SAMPLE = 10_000_000  # bytes of text for training a tokenizer: some 20 seconds of one core
+_Sources = dict[str, tuple["TextData", Corpus, float]]  # with their weights, by name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,17 +133,19 @@ class TextData(Data):
 
     def survey(self, report: Report = print) -> None:
         """Read the text once; see `jaxlm.data.base.Data`."""
-        for data, corpus, _ in self._sources(report).values():
+        sources = self._sources(report)
+        for data, corpus, _ in sources.values():
             text = data._survey(corpus, report)
             if corpus.remark:
                 report(corpus.remark)
             if text.blank:
                 report(f"Rows of {corpus.source} without text, which are left out: {text.blank:,}")
+        self._repeated(sources, report)
 
     def tokenize(self, tokenizer: Tokenizer, shard: int, shards: int, report: Report = print) -> None:
         """Tokenize a share of the text into the cache folder; see `jaxlm.data.base.Data`."""
-        for data, corpus, _ in self._sources(report).values():
-            data._build(corpus, tokenizer, report).tokenize(shard, shards)
+        for build in self._builds(self._sources(report), tokenizer, report).values():
+            build.tokenize(shard, shards)
 
     def open(self, tokenizer: Tokenizer, report: Report = print) -> Source:
         """Open the token stores of this text and tokenizer in the cache folder; build those that are missing.
@@ -151,17 +154,19 @@ class TextData(Data):
             A `Store`, or a `Mixture` of them.
         """
         sources = self._sources(report)
-        stores = {name: data._build(corpus, tokenizer, report).finish() for name, (data, corpus, _) in sources.items()}
+        stores = {name: build.finish() for name, build in self._builds(sources, tokenizer, report).items()}
         return stores.get("") or Mixture(stores, [weight for *_, weight in sources.values()], self.temperature)
 
     def describe(self, tokenizer: Tokenizer, report: Report = print) -> None:
         """Report on each source, from its store and a sample; see `jaxlm.data.base.Data`."""
-        for data, corpus, _ in self._sources(report).values():
+        sources = self._sources(report)
+        stores = {name: build.finish() for name, build in self._builds(sources, tokenizer, report).items()}
+        for name, (data, corpus, _) in sources.items():
             texts = sample(corpus.pieces(), data._survey(corpus, report).bytes, _SAMPLE)
-            for line in describe_text(data._build(corpus, tokenizer, report).finish(), tokenizer, texts):
+            for line in describe_text(stores[name], tokenizer, texts, list(stores.values())):
                 report(f"{corpus.source}: {line}")
 
-    def _sources(self, report: Report) -> dict[str, tuple[TextData, Corpus, float]]:
+    def _sources(self, report: Report) -> _Sources:
         """Return the sources of a mixture, without duplicates, with their weights, by name; "" is that of other text.
 
         Raises:
@@ -184,14 +189,28 @@ class TextData(Data):
         opened = zip(parsed.items(), parts, corpora, strict=True)
         return {name: (data, corpus, weight) for (name, (_, weight)), data, corpus in opened}
 
-    def _build(self, corpus: Corpus, tokenizer: Tokenizer, report: Report) -> StoreBuild:
-        text = self._survey(corpus, report)
-        fingerprint = store_fingerprint(text, tokenizer.fingerprint, self.held_out, self.sentences)
-        folder = cache_folder(self.cache_dir) / "stores" / f"{fingerprint[:20]}-{FORMAT}"
-        return StoreBuild(
-            str(folder), [part() for part in corpus.parts], text, tokenizer, self.held_out, self.source,
-            self.sentences, self.workers, report,
-        )
+    def _repeated(self, sources: _Sources, report: Report) -> list[frozenset[int]]:
+        """Return for each source the documents that leave its training text; see `repeated_documents`."""
+        texts = [data._survey(corpus, report) for data, corpus, _ in sources.values()]
+        rules = [HeldOutRule.of(self.held_out, text) for text in texts]
+        # By its hash, a source holds out all copies of a document.
+        has_tail = any(rule.tail < text.bytes and text.documents > 1 for rule, text in zip(rules, texts, strict=True))
+        if self.deduplicate != "off" or not (has_tail or len(sources) > 1):
+            return [frozenset()] * len(sources)
+        return repeated_documents([corpus for _, corpus, _ in sources.values()], rules, self.cache_dir, report)
+
+    def _builds(self, sources: _Sources, tokenizer: Tokenizer, report: Report) -> dict[str, StoreBuild]:
+        """Return the token store to build of each source."""
+        builds = {}
+        for (name, (data, corpus, _)), repeated in zip(sources.items(), self._repeated(sources, report), strict=True):
+            text = data._survey(corpus, report)
+            fingerprint = store_fingerprint(text, tokenizer.fingerprint, self.held_out, self.sentences, repeated)
+            folder = cache_folder(self.cache_dir) / "stores" / f"{fingerprint[:20]}-{FORMAT}"
+            builds[name] = StoreBuild(
+                str(folder), [part() for part in corpus.parts], text, tokenizer, self.held_out, data.source,
+                self.sentences, self.workers, repeated, report,
+            )
+        return builds
 
     def synthetic(self, rows: int, row_format: RowFormat, vocabulary: Vocabulary) -> TokenBatch:
         """Return full rows of random text tokens, one document each; see `jaxlm.data.base.Data`."""

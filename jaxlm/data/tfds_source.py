@@ -67,6 +67,8 @@ def _value(value: Any, names: Sequence[str], place: str) -> Any:
     """Convert a field of a record as in `read_rows`; `names` are its class names."""
     if names and np.ndim(value) == 0:
         return names[int(value)] if value >= 0 else None
+    if isinstance(value, dict):
+        return {name: _value(item, (), place) for name, item in value.items()}
     if isinstance(value, (list, np.ndarray)):
         return [_value(item, names, place) for item in value]
     if isinstance(value, (float, np.floating)) and np.float32(value) == value:

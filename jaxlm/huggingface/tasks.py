@@ -5,6 +5,7 @@ The names of a model are those of its pretraining family; only the head is new.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import re
@@ -192,6 +193,10 @@ def _read_task(base: Family, kind: type[Task], head: Head, source: Source) -> Ta
     names = names or {number: f"LABEL_{number}" for number in range(source.value("num_labels", 2))}
     if not all(str(number).isdecimal() for number in names):
         raise UserError(f"{source.folder / 'config.json'}: the keys of id2label must be 0, 1, … and not {[*names]}.")
+    ((name, count),) = collections.Counter(map(str, names.values())).most_common(1)
+    if count > 1:
+        raise UserError(f"{source.folder / 'config.json'}: id2label has the name {name!r} {count} times; give each "
+                        "class a name of its own.")
     is_cross_encoder = not CROSS_ENCODER_KEYS.isdisjoint(source.config) or (source.folder / CONFIG).is_file()
     prompt = reranker_prompt(source.folder)
     if kind is Classification and len(names) == 1 and is_cross_encoder:

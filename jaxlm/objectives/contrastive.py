@@ -28,6 +28,8 @@ from jaxlm.types import Params, Pooling, TokenBatch, Vectors
 PRECISION = jax.lax.Precision.HIGHEST
 """Of the products of vectors: TPUs multiply float32 in bfloat16 by default, and a small temperature amplifies the
 error."""
+MOST_POSITIVES = 32
+"""Positives of a row that are drawn from, the first ones: all are in each batch."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,8 +199,10 @@ class Contrastive(Objective):
     def encode(self, records: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[EncodedExample]:
         """Return the examples of records; see `jaxlm.data.labelled.RowEncoder`.
 
-        The arrays of a row: input_ids, token_type_ids, attention_mask int32 [texts, length]; score float32 [].
+        The arrays of a row: input_ids, token_type_ids, attention_mask int32 [texts, length]; score float32 []. The
+        texts are the query, as many positives as the row with most has, and the negatives.
         """
+        num_positives = max((len(_positives(record)) for record in records), default=1)
         rows = [self._texts(record) for record in records]
         strings = list(dict.fromkeys(itertools.chain.from_iterable(rows)))
         ids = dict(zip(strings, tokenizer.encode_arrays(strings), strict=True))
@@ -214,8 +218,10 @@ class Contrastive(Objective):
             sizes = (query_room, *itertools.repeat(room, len(row) - 1))
             built = [template.build(self.vocabulary, ids[text][:size]) for text, size in zip(row, sizes, strict=True)]
             longest = max(len(text.input_ids) for text in built)
-            arrays = {name: np.full((self.num_texts, longest), value, np.int32) for name, value in self.padding.items()}
-            for place, text in enumerate(built):
+            shape = (self.num_texts + num_positives - 1, longest)
+            arrays = {name: np.full(shape, value, np.int32) for name, value in self.padding.items()}
+            first = 1 + len(_positives(record))  # of the negatives
+            for place, text in zip([*range(first), *range(1 + num_positives, shape[0])], built, strict=False):
                 for array, value in zip(arrays.values(), (text.input_ids, text.segments, 1), strict=True):
                     array[place, : len(text.input_ids)] = value
             if self.criterion == "cosent":
@@ -229,7 +235,7 @@ class Contrastive(Objective):
 
     def _texts(self, record: Record) -> list[str]:
         """Return the texts of a row with their prompts."""
-        passages = [record.values["positive"], *record.values["negatives"][: self.negatives]]
+        passages = [*_positives(record), *record.values["negatives"][: self.negatives]]
         return [self.query_prompt + record.values["query"], *(self.passage_prompt + text for text in passages)]
 
     def synthetic(self, rows: int, length: int) -> Arrays:
@@ -246,19 +252,22 @@ class Contrastive(Objective):
         examples = rows.examples("train", self, length) if self.query_length else []
         if cut := int(np.sum([np.sum(each.arrays["attention_mask"][0]) >= self.query_length for each in examples])):
             lines.append(f"{cut:,} queries reach --objective.query-length {self.query_length}; longer are cut there")
+        if several := sum(len(_positives(record)) > 1 for record in rows.records["train"]):
+            lines.append(f"{several:,} rows have several positives, of which each step draws one (of the first "
+                         f"{MOST_POSITIVES})")
         if self.criterion == "info-nce" and most != self.negatives:
             lines.append(f"Rows have up to {most} hard negatives; --objective.negatives is {self.negatives}")
         return lines
 
     def corrupt(self, key: jax.Array, batch: Any) -> Example:
-        """Return the texts of each row: the batch itself, or of text each row twice, or its sentence and the rest.
+        """Return the texts of each row: a labelled row, text twice, or a sentence and the rest.
 
         Returns:
             `input_ids`, `attention_mask` int32 [batch, texts, length], and `row` int32 [batch], -1 for rows of padding;
             of labelled rows also `token_type_ids`, and `score` float32 [batch].
         """
         if not isinstance(batch, TokenBatch):
-            return batch
+            return self._draw_positives(key, batch)
         v = self.vocabulary
         pair = (batch, batch)
         if self.positives == "cloze":
@@ -269,6 +278,17 @@ class Contrastive(Objective):
         texts = [single_segments(each, cls=v.cls, sep=v.sep, pad=v.pad) for each in pair]
         ids, mask = (jnp.stack([getattr(text, name) for text in texts], 1) for name in ("input_ids", "documents"))
         return {"input_ids": ids, "attention_mask": mask, "row": jnp.where(mask[:, 0, 0] > 0, np.arange(len(ids)), -1)}
+
+    def _draw_positives(self, key: jax.Array, batch: Example) -> Example:
+        """Return the batch with one positive per row, drawn uniformly."""
+        most = batch["input_ids"].shape[1] - self.num_texts + 1
+        if most == 1:
+            return batch
+        counts = jnp.sum(jnp.any(batch["attention_mask"][:, 1 : 1 + most] > 0, axis=-1), axis=1)
+        drawn = 1 + jax.random.randint(key, counts.shape, 0, jnp.maximum(counts, 1))[:, None, None]
+        return batch | {
+            name: jnp.concatenate([x[:, :1], jnp.take_along_axis(x, drawn, axis=1), x[:, 1 + most :]], axis=1)
+            for name, x in batch.items() if name in self.padding}
 
     def loss(self, params: Params, example: Example, key: jax.Array, train: bool) -> dict[str, Term]:
         vectors = self.encode_texts(params, example, key if train else None)
@@ -356,6 +376,10 @@ class Contrastive(Objective):
 def _most_negatives(rows: LabelledSource) -> int:
     """Return the largest number of hard negatives of a training row."""
     return max(len(record.values["negatives"]) for record in rows.records["train"])
+
+
+def _positives(record: Record) -> list[str]:
+    return record.values.get("positives", [record.values["positive"]])[:MOST_POSITIVES]
 
 
 def unit(x: Float[Array, "*shape width"]) -> Float[Array, "*shape width"]:

@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxlm.data.labelled import Arrays, EncodedExample, LabelledData, Record, row_or_error
-from jaxlm.data.readers import open_text, row_of, text_of
+from jaxlm.data.readers import Columns, open_text, row_of, suffix_of, text_of
+from jaxlm.data.rows import read_rows
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.base import last_token
@@ -40,7 +41,7 @@ BEST = 20
 
 @dataclasses.dataclass(frozen=True)
 class AnswerRows(LabelledData):
-    """Questions about passages, from a JSON file in the format of SQuAD or CoQA."""
+    """Questions about passages: a JSON file of SQuAD or CoQA, or SQuAD's as rows (`hf:squad`)."""
 
     length: int = field(384, range="[8, inf)")
     """Sequence length of the model, special tokens included; longer passages are read in windows."""
@@ -51,9 +52,17 @@ class AnswerRows(LabelledData):
     answers."""
 
     def read(self, path: str) -> Iterator[Record | UserError]:
-        with reading(path), open_text(path) as stream:
-            data = json.load(stream)["data"]
-            yield from _squad(data, path) if self.form == "squad" else _coqa(data, path, self.history)
+        with reading(path):
+            if self.form == "squad" and suffix_of(path) != ".json":
+                yield from _question_rows(path)
+                return
+            with open_text(path) as stream:
+                data = json.load(stream)
+            if isinstance(data, list):
+                yield from _question_rows(path)
+            else:
+                yield from _squad(data["data"], path) if self.form == "squad" else _coqa(
+                    data["data"], path, self.history)
 
 
 class _SquadAnswer(NamedTuple):
@@ -91,6 +100,17 @@ def _squad(data: list[dict[str, Any]], path: str) -> Iterator[Record | UserError
             for question in paragraph["qas"]:
                 place = f"{path}, question {question.get('id')}"
                 yield row_or_error(_squad_question, question, paragraph["context"], place)
+
+
+def _question_rows(path: str) -> Iterator[Record | UserError]:
+    """Read a row per question, as `datasets` and TFDS have SQuAD, with answers {"text": [], "answer_start": []}."""
+    columns = Columns(["question", "context"], "Give SQuAD's .json, or rows with these columns", ["id", "answers"])
+    for number, row in enumerate(read_rows(path, columns)):
+        if not isinstance(row, UserError) and isinstance(answers := row[1].get("answers"), dict):
+            pairs = zip(answers["text"], answers["answer_start"], strict=True)
+            row[1]["answers"] = [{"text": text, "answer_start": start} for text, start in pairs]
+        yield row if isinstance(row, UserError) else row_or_error(
+            _squad_question, {"id": str(number)} | row[1], row[1]["context"], row[0])
 
 
 def _squad_question(question: dict[str, Any], context: Any, place: str) -> Record:

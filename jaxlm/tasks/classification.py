@@ -41,6 +41,9 @@ class TextRows(TableData):
     """Text between the labels of a column with several, such as '|', for --objective.target labels; lists in JSON need
     none."""
 
+    label_advice = ("fill it in, name the column that has it, or, if rows have several labels or none of them, give "
+                    "--data.label-separator")
+
     def columns(self) -> list[str]:
         return [self.text_field, *filter(None, (self.text_pair_field, self.label_field))]
 

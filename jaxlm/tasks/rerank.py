@@ -55,7 +55,9 @@ class Rerank(MultipleChoice):
         sizes = [len(self.texts(record)) for record in rows.records["train"]]
         most, mean = max(sizes), np.mean(sizes)
         padded = f"Rows have {mean:.1f} passages on average and are padded to {most}; --objective.negatives reads fewer"
-        return super().remarks(rows, length) + ([padded] if most > 2 * mean else [])
+        several = sum("positives" in record.values for record in rows.records["train"])
+        first = f"{several:,} rows have several positives, of which the first is read"
+        return super().remarks(rows, length) + [padded] * bool(most > 2 * mean) + [first] * bool(several)
 
     def texts(self, record: Record) -> list[tuple[str, ...]]:
         query, positive, negatives = (record.values[name] for name in ("query", "positive", "negatives"))

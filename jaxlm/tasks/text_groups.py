@@ -22,7 +22,7 @@ class TextGroups(TableData):
     """Column of the query, or of the first text."""
 
     positive_field: str = "positive"
-    """Column of the text that matches it, or of the second text."""
+    """Column of the text that matches it, or of the second text. Of JSON, a list has several that match it."""
 
     negative_fields: tuple[str, ...] = _NEGATIVES
     """Columns of its hard negatives; rows may lack the default one. Of JSON, a column may hold a list of texts."""
@@ -41,18 +41,25 @@ class TextGroups(TableData):
         return _NEGATIVES if self.negative_fields == _NEGATIVES else ()
 
     def record(self, row: TableRow) -> tuple[dict[str, Any], tuple[str, ...]]:
-        texts = (row.text(self.query_field), row.text(self.positive_field))
+        positives = [text for text in row.texts(self.positive_field) if text.strip()] or [""]
+        texts = (row.text(self.query_field), *positives)
         columns = [column for column in self.negative_fields if column in row.values]
-        if listed := next((column for column in columns if _is_list(row.values[column])), None):
+        listing = [self.positive_field, *columns]
+        if listed := next((column for column in listing if _is_list(row.values[column])), None):
             raise UserError(f"{row.place}: {listed} holds a list as text; write lists in JSON lines, or a column for "
                             "each negative.")
         negatives = [text for column in columns for text in row.texts(column) if text.strip()]
-        for column, text in zip((self.query_field, self.positive_field), texts, strict=True):
+        for column, text in zip((self.query_field, self.positive_field), texts, strict=False):
             if not text.strip():
                 raise UserError(f"{row.place} has no {column}; fill it in, or remove the row.")
         values: dict[str, Any] = {"query": texts[0], "positive": texts[1], "negatives": negatives}
         if self.score_field:
             values["label"] = _number(row, self.score_field)
+        if len(positives) > 1:
+            values["positives"] = positives
+            if self.score_field:
+                raise UserError(f"{row.place}: {self.positive_field} has {len(positives)} texts for one score; write a "
+                                "row for each.")
         return values, texts
 
 

@@ -162,8 +162,8 @@ def _require_size(vocab_size: int, least: int, parts: str) -> None:
     """Raise UserError for a vocabulary smaller than the parts that it must have."""
     if vocab_size < least:
         raise UserError(
-            f"a vocabulary of {vocab_size} is too small for the {least} {parts}; set --data.vocab-size to {least} or "
-            "more."
+            f"a vocabulary of {vocab_size} is too small for the {least} {parts}; set --data.vocab-size to "
+            f"{2 * least} or more, or spell words in characters with {least}."
         )
 
 

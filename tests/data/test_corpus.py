@@ -9,6 +9,7 @@ import sys
 import textwrap
 import time
 
+import pyarrow.parquet
 import pytest
 from etils import epath
 
@@ -234,6 +235,16 @@ def test_columns_of_tables_and_datasets(tables):
     (tables / "bad.csv").write_text("text,id\na,1\nb\n")
     with pytest.raises(UserError, match=r"bad.csv, line 3 has 1 column instead of 2"):
         texts(tables / "bad.csv")
+    (tables / "twice.csv").write_text("text,id,text\na,1,b\n")
+    pyarrow.parquet.write_table(pyarrow.table([["a"], ["b"]], names=["text", "text"]), tables / "twice.parquet")
+    for name in ("twice.csv, line 1", "twice.parquet"):
+        with pytest.raises(UserError, match=rf"{name}: there are 2 columns 'text'; rename or remove all but one"):
+            texts(tables / name.partition(",")[0])
+    assert texts(tables / "twice.csv", "id") == ["1"]
+    for source in (tables / "saved", tables / "saved" / "train"):
+        for read in (texts, lambda path: list(read_table(str(path), Columns(["text"], "")))):
+            with pytest.raises(UserError, match=f"^{source} is a folder of .*save_to_disk.; write hf:{source}[.]$"):
+                read(source)
     (tables / "bad.parquet").write_bytes(b"PAR1")
     with pytest.raises(UserError, match=r"bad.parquet cannot be read"):
         texts(tables / "bad.parquet")

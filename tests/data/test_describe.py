@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 
 import numpy as np
 import pytest
@@ -13,7 +14,10 @@ from jaxlm.data import describe
 from jaxlm.data.describe import count_contained, describe_text
 from jaxlm.data.text import TextData
 from jaxlm.tokenizers.tokenizer import Tokenizer
+from jaxlm.tokenizers.training import train_tokenizer
 from tests.data.stand_ins import store_of
+
+ADVICE = "; choose one of its languages, or train one on it (--data.tokenizer auto --data.vocab-size {} or more)"
 
 
 @pytest.fixture
@@ -31,7 +35,7 @@ def test_the_lines_are_counts(tokenizer, tmp_path):
     assert lengths == f"Tokens of 101 documents, at most: {', '.join(expected)}"
     assert scripts == "Scripts of 10 letters: Latin 80.00%, Hangul 20.00%"
     # z, ? and 1; b is there as ##b. Five of the fourteen characters, with the space and the line end.
-    assert lacking == "The vocabulary lacks 3 of 6 characters, 35.714% of the text, such as z ? 1"
+    assert lacking == "The vocabulary lacks 3 of 6 characters, 35.714% of the text, such as z ? 1" + ADVICE.format(812)
 
 
 def test_the_command_reports_on_each_source(tokenizer, tmp_path, capsys):
@@ -44,7 +48,7 @@ def test_the_command_reports_on_each_source(tokenizer, tmp_path, capsys):
     said = capsys.readouterr().out
     for name in "pq":
         assert f"{tmp_path / name}.jsonl: Scripts of 160 letters: Latin 100.00%\n" in said
-        lacking = f"The vocabulary lacks 1 of 3 characters, 16.667% of the text, such as {name}"
+        lacking = f"The vocabulary lacks 1 of 3 characters, 16.667% of the text, such as {name}" + ADVICE.format(806)
         assert f"{tmp_path / name}.jsonl: {lacking}\n" in said
     assert main(["tokenize", *flags]) == 0
     assert "Scripts" not in capsys.readouterr().out
@@ -55,6 +59,25 @@ def test_bytes_lack_nothing(tmp_path):
     data, lines = TextData(source=str(tmp_path / "text.txt"), tokenizer_kind="bytes", cache_dir=str(tmp_path)), []
     data.describe(data.prepare_tokenizer(list), lines.append)
     assert "The vocabulary lacks 0 of " in lines[-1] and lines[-1].endswith(" 0.000% of the text")
+
+
+@pytest.mark.parametrize("kind", ["unigram", "byte-bpe"])
+def test_what_is_spelt_in_bytes_is_counted(kind, tmp_path):
+    """Chinese under an English vocabulary; one of the size that the line names spells less than 5 % so."""
+    draw, letters = np.random.default_rng(0), [chr(0x4E00 + 7 * n) for n in range(60)]
+    texts = ["".join(draw.choice(letters, 20)) + " the same words in English" for _ in range(50)]
+    english = train_tokenizer([text[20:] for text in texts], tmp_path / "t", kind=kind, vocab_size=480)
+    lines, store = [], store_of(tmp_path / "store", texts)
+    for tokenizer in (english, None):
+        tokenizer = tokenizer or train_tokenizer(texts, tmp_path / "u", kind=kind, vocab_size=size)
+        lines.append([line for line in describe_text(store, tokenizer, texts) if line.startswith("The vocabulary")])
+        size = int(re.search("vocab-size ([0-9]+)", lines[0][1])[1])
+    share = 1000 / sum(map(len, texts))
+    spelt = f"The vocabulary spells in bytes 60 of 75 characters, {share:.3%} of the text, such as "
+    assert "lacks 0 of" in lines[0][0] and lines[0][1].startswith(spelt)
+    assert size == 2 * (75 + 400) and "lacks 0 of" in lines[1][0]
+    shares = [float(re.search(r"([0-9.]+)% of the text", line)[1]) for line in lines[1][1:]]
+    assert all(share < 5 for share in shares) and "%" in lines[1][0] and "choose" not in "".join(lines[1])
 
 
 @pytest.mark.parametrize("at_once", [7, 1 << 20])

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jaxlm.data import readers
-from jaxlm.data.corpus import read_documents
+from jaxlm.data.corpus import open_corpus, read_documents
 from jaxlm.data.readers import NO_TEXT, PIECE, Columns, Cutter
 from jaxlm.data.rows import kind_of
 from jaxlm.errors import UserError
@@ -207,6 +207,15 @@ def test_files_that_cannot_be_opened(tmp_path, monkeypatch):
     monkeypatch.setattr(type(readers.epath.Path(secret)), "open", refuse)
     with pytest.raises(UserError, match="Permission denied"):
         documents(secret)
+
+
+def test_a_text_of_a_document_a_line_is_hinted_at(tmp_path):
+    file = tmp_path / "x.txt"
+    texts = {"a document\n" * 100: True, "a line\n" * 99: False, "a line\n" * 60 + "\n" + "b\n" * 60: False}
+    for text, is_hinted in texts.items():
+        file.write_text(text)
+        remark = open_corpus(str(file)).remark
+        assert remark.startswith(f"{file} has no blank line in its first 100, ") == is_hinted == bool(remark)
 
 
 def test_kinds():

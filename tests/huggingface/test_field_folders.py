@@ -401,6 +401,10 @@ def test_tasks_of_robertas_relatives(family, tmp_path):
     save_model(tmp_path, family, f"{family}ForSequenceClassification", pad_token_id=1, type_vocab_size=1, num_labels=3)
     loaded = import_folder(tmp_path)
     assert type(loaded.objective) is Classification and len(loaded.objective.labels) == 3 and not loaded.fresh
+    config = read_json(tmp_path / "config.json") | {"id2label": {"0": "A", "1": "B", "2": "A"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"config.json: id2label has the name 'A' 2 times; give each class a name"):
+        import_folder(tmp_path)
 
 
 def test_a_vocabulary_of_xlm_roberta_is_known_by_its_file(tmp_path):

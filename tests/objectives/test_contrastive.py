@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import json
@@ -31,6 +32,7 @@ from jaxlm.models.modernbert import ModernBert
 from jaxlm.objectives.base import total_loss
 from jaxlm.objectives.contrastive import Contrastive, excluded_passages, text_codes
 from jaxlm.parallel.mesh import MeshConfig
+from jaxlm.tasks.rerank import Rerank
 from jaxlm.tasks.text_groups import TextGroups
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import TokenBatch
@@ -359,6 +361,43 @@ def test_rows_are_encoded_with_prompts(tokenizer, tmp_path):  # noqa: F811
     titles = [line.title for line in objective.describe(batch, batch, 0)]
     assert titles[:4] == ["query", "positive", "negative", "negative"]
     assert titles[4] == "not negatives of this query: passages of rows 1, 2"
+
+
+def test_one_of_several_positives_is_drawn_each_step(tokenizer, tmp_path):  # noqa: F811
+    """BGE's rows, {"query": …, "pos": […], "neg": […]}: every positive as often, the others at each step."""
+    rows = [{"query": "the cat", "pos": ["dog", "tree", "mat"], "neg": ["it ran"]},
+            {"query": "the dog", "pos": ["cat"], "neg": ["it sat"]}]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    data = TextGroups(source=str(tmp_path / "a.jsonl"), held_out=0.0, positive_field="pos", negative_fields=("neg",))
+    objective = Contrastive(model=BERT, negatives=1).bind(tokenizer.vocabulary, 16)
+    source = data.open(tokenizer)
+    (batch,) = source.batches("train", 3, objective.row_format(16), 0).evaluation(3, 1)
+    draw, found = jax.jit(objective.corrupt), collections.Counter()
+    for step in range(300):
+        example = jax.device_get(draw(jax.random.key(step), batch))
+        assert example["input_ids"].shape[:2] == (3, 3)
+        for ids, mask, row in zip(example["input_ids"], example["attention_mask"], example["row"], strict=True):
+            texts = [" ".join(tokenizer.pieces(each[real > 0])[1:-1]) for each, real in zip(ids, mask, strict=True)]
+            if row < 0:
+                assert texts == [""] * 3
+                continue
+            assert (texts[0], texts[2]) == (rows[row]["query"], rows[row]["neg"][0])
+            found[texts[1]] += 1
+    assert found["cat"] == 300 and sum(found.values()) == 600
+    assert all(60 < found[text] < 140 for text in rows[0]["pos"])  # 5 standard deviations around 100
+    assert objective.remarks(source, 16) == [
+        "1 rows have several positives, of which each step draws one (of the first 32)"]
+    example = jax.tree.map(jnp.asarray, example)
+    assert objective.loss(objective.init(jax.random.key(0)), example, jax.random.key(0), True)
+    rerank = Rerank(model=BERT).bind(tokenizer.vocabulary, 16)
+    assert rerank.remarks(source, 16)[-1] == "1 rows have several positives, of which the first is read"
+    (bad,) = rows_of(tmp_path, "b.jsonl", json.dumps({"query": "a", "positive": ["b", "c"], "score": 1}) + "\n",
+                     score_field="score")
+    assert "positive has 2 texts for one score" in str(bad)
+    (bad,) = rows_of(tmp_path, "b.csv", "query;positive\nthe cat;['a', 'b']\n")
+    assert "positive holds a list as text; write lists in JSON lines" in str(bad)
+    (bad,) = rows_of(tmp_path, "b.jsonl", json.dumps({"query": "a", "positive": []}) + "\n")
+    assert "line 1 has no positive" in str(bad)
 
 
 def test_simcse_reads_a_text_twice():

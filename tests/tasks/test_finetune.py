@@ -113,7 +113,7 @@ def test_text_to_text(models, rows, tmp_path, capsys):
 
 
 def test_classification_learns(models, rows, tmp_path, capsys, curves):
-    flags = ["--data.dev", str(rows["classify"]), "--train.steps", "240", "--optimizer.learning-rate", "3e-3",
+    flags = ["--data.dev", str(rows["same"]), "--train.steps", "240", "--optimizer.learning-rate", "3e-3",
              "--train.batch-size", "16"]
     assert finetune("classify", rows["classify"], models("bert"), tmp_path / "run", *flags) == 0
     assert result(capsys)["metrics"] == {"accuracy": 1.0, "f1": 1.0, "matthews": 1.0}
@@ -248,7 +248,7 @@ def test_the_best_of_a_sweep_is_evaluated_on_other_rows(models, rows, tmp_path, 
     loaded = []
     monkeypatch.setattr(resolution, "load_model", lambda path: loaded.append(path) or load_model(path))
     flags = ["--sweep", "optimizer.learning-rate=1e-8,3e-3", "--train.steps", "120", "--train.batch-size", "16",
-             "--data.dev", str(rows["classify"]), "--test", str(rows["classify"]), "--bootstrap", "50"]
+             "--data.dev", str(rows["same"]), "--test", str(rows["same"]), "--bootstrap", "50"]
     assert finetune("classify", rows["classify"], models("bert"), tmp_path / "sweep", *flags) == 0
     found = result(capsys)
     assert loaded.count(models("bert")) == 1
@@ -291,7 +291,7 @@ def test_the_best_checkpoint_by_a_metric_of_the_task(models, rows, tmp_path, cap
     flags = ["--train.eval-every", "15", "--train.best-by", "matthews", "--train.keep-checkpoints", "1",
              "--objective.model.dropout", "0.1", "--objective.model.attention-dropout", "0.1",
              "--optimizer.learning-rate", "0.01", "--optimizer.warmup-share", "0", "--optimizer.warmup-steps", "0",
-             "--optimizer.schedule", "constant", "--train.batch-size", "16", "--data.dev", str(rows["classify"])]
+             "--optimizer.schedule", "constant", "--train.batch-size", "16", "--data.dev", str(rows["same"])]
     found = {}
     for name, lengths in (("whole", (45,)), ("resumed", (15, 45))):
         for steps in lengths:
@@ -322,6 +322,9 @@ def test_what_a_sweep_and_a_test_need_is_checked_before_training(models, rows, t
     assert "--sweep chooses by the held-out rows, and there are none" in capsys.readouterr().err
     assert finetune("classify", rows["classify"], models("bert"), tmp_path / "run", "--test", "nothere.csv") == 2
     assert "--test nothere.csv does not exist" in capsys.readouterr().err
+    same = str(rows["classify"])
+    assert finetune("classify", rows["classify"], models("bert"), tmp_path / "run", "--test", same) == 2
+    assert f"--test is the file of --data.source, {same}, which is trained on" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from jaxlm.commands.evaluate import print_result
 from jaxlm.config.presets import load_preset
+from jaxlm.data.corpus import open_corpus
 from jaxlm.data.labelled import EncodedExample, LabelledSource, Record, good_rows
 from jaxlm.data.readers import Columns
 from jaxlm.errors import UserError
@@ -243,8 +244,8 @@ NOT_TEXT = {
 @pytest.mark.parametrize("name", NOT_TEXT)
 def test_values_that_are_not_text_are_refused(name, tmp_path):
     data, row, message = NOT_TEXT[name]
-    with pytest.raises(UserError, match=f"x.jsonl, .*{message}"):
-        read(data, tmp_path, "x.jsonl", json.dumps(row))
+    with pytest.raises(UserError, match=f"x.jsonl?, .*{message}"):
+        read(data, tmp_path, "x.json" if isinstance(data, AnswerRows) else "x.jsonl", json.dumps(row))
 
 
 def test_texts_may_be_numbers_and_labels_booleans(tmp_path):
@@ -262,9 +263,84 @@ def test_a_blank_label_is_none(tmp_path):
     assert [row.values["label"] for row in rows] == [None, 1]
 
 
-def test_tfds_is_no_squad_file():
-    with pytest.raises(UserError, match="tfds:squad does not exist"):
-        list(AnswerRows().read("tfds:squad"))
+def test_rows_of_squad_are_those_of_its_json(tmp_path):
+    """A row per question as the library `datasets` has it, in every format that it writes."""
+    datasets = pytest.importorskip("datasets")
+    context, rows = "the red house", []
+    for number, words in enumerate((["red"], ["house", "red house"], [])):
+        starts = [context.index(word) for word in words]
+        rows.append({"id": f"q{number}", "title": "t", "context": context, "question": f"which {number}",
+                     "answers": {"text": words, "answer_start": starts}})
+    nested = [row | {"answers": [dict(zip(row["answers"], pair, strict=True))
+                                 for pair in zip(*row["answers"].values(), strict=True)]} for row in rows]
+    expected = read(AnswerRows(), tmp_path, "x.json", json.dumps(
+        {"data": [{"paragraphs": [{"context": context, "qas": nested}]}]}))
+    assert len(expected) == 3 and expected[1].values["answers"] == ["house", "red house"]
+    data = datasets.Dataset.from_list(rows)
+    data.save_to_disk(tmp_path / "saved")
+    data.to_parquet(tmp_path / "rows.parquet")
+    data.to_json(tmp_path / "lines.jsonl")
+    for name, value in (("array.json", rows), ("list.json", nested)):
+        (tmp_path / name).write_text(json.dumps(value, indent=1))
+    for name in ("rows.parquet", "lines.jsonl", "array.json", "list.json", "hf:saved"):
+        path = f"hf:{tmp_path / 'saved'}" if name == "hf:saved" else str(tmp_path / name)
+        found, _ = good_rows(AnswerRows(), path)
+        assert [row._replace(place="") for row in found] == [row._replace(place="") for row in expected]
+    rows[1]["answers"]["answer_start"].pop()
+    with pytest.raises(UserError, match=r"bad.jsonl cannot be read \(zip"):
+        read(AnswerRows(), tmp_path, "bad.jsonl", "\n".join(map(json.dumps, rows)))
+    with pytest.raises(UserError, match=r"no column 'question'; it has 'text'.*Give SQuAD's .json"):
+        datasets.Dataset.from_dict({"text": ["a"]}).to_parquet(tmp_path / "other.parquet")
+        list(AnswerRows().read(str(tmp_path / "other.parquet")))
+
+
+def test_an_array_of_json_is_rows(tmp_path):
+    rows = [{"text": "a", "label": "x"}, {"text": "b", "label": "y"}]
+    lines = read(TextRows(), tmp_path, "x.jsonl", "\n".join(map(json.dumps, rows)))
+    for indent in (None, 1):
+        found = read(TextRows(), tmp_path, "x.json", json.dumps(rows, indent=indent))
+        assert [row.values for row in found] == [row.values for row in lines]
+    data = TextRows(source=str(tmp_path / "x.json"), held_out=0.0)
+    (tmp_path / "x.json").write_text(json.dumps([*rows, "c", {"text": "d"}]))
+    with pytest.raises(UserError, match=r"(?s)row 3: expected a JSON object, found str.*row 4: there is no column"):
+        data.open(ByteTokenizer(), print)
+    (tmp_path / "x.json").write_text("[\n" + json.dumps(rows[0]) + "\n" + json.dumps(rows[1]) + "\n]")
+    with pytest.raises(UserError, match=r"x.json cannot be read .* line 3 "):
+        data.open(ByteTokenizer(), print)
+
+
+def test_quotes_of_a_tsv_are_those_of_csv_if_all_columns_agree(tmp_path):
+    """pandas.DataFrame.to_csv(sep="\\t"); GLUE's files are unquoted."""
+    pandas = pytest.importorskip("pandas")
+    texts = ['a "string" of words', '"q"', "plain"]
+    data, remark = TextRows(source=str(tmp_path / "x.tsv"), held_out=0.0), f"Quotes around columns of {tmp_path}/x.tsv"
+    for quoting in (0, 1):  # where necessary, everywhere
+        table = pandas.DataFrame({"text": texts, "label": ["x", "y", "x"]})
+        table.to_csv(data.source, sep="\t", index=False, quoting=quoting)
+        source = data.open(ByteTokenizer(), print)
+        assert [row.values["text"] for row in source.records["train"]] == texts and remark in source.summary
+        corpus = open_corpus(data.source)
+        assert corpus.remark.startswith(remark) and [piece.text for piece in corpus.pieces()] == texts
+    for text in ('"a', '"a" b', 'a "b"', '"', '"a "b""'):
+        lines = ["text\tlabel", '"whole"\tx', f"{text}\ty"]
+        (tmp_path / "x.tsv").write_text("\n".join(lines))
+        is_quoted = text == 'a "b"'
+        assert (remark in data.open(ByteTokenizer(), print).summary) == is_quoted
+        found = [row.values["text"] for row in good_rows(data, data.source)[0]]
+        assert found == ["whole" if is_quoted else '"whole"', text]
+
+
+def test_rows_that_are_also_trained_on_are_counted(tmp_path):
+    """Whatever their labels; the same file is refused."""
+    (tmp_path / "x.tsv").write_text("text\tlabel\na\tx\nb\ty\n")
+    (tmp_path / "y.tsv").write_text("text\tlabel\na\ty\nc\ty\nb\ty\n")
+    data = TextRows(source=str(tmp_path / "x.tsv"), dev=str(tmp_path / "y.tsv"))
+    shared = f"2 of 3 rows of {data.dev} are also in {data.source}, which is trained on"
+    assert data.open(ByteTokenizer(), print).summary.endswith(shared)
+    (tmp_path / "link.tsv").symlink_to(tmp_path / "x.tsv")
+    for dev in (data.source, str(tmp_path / "link.tsv")):
+        with pytest.raises(UserError, match=r"--data.dev is the file of --data.source, .*x.tsv, which is trained on"):
+            dataclasses.replace(data, dev=dev).open(ByteTokenizer(), print)
 
 
 def test_a_file_without_rows(tmp_path):
@@ -388,7 +464,8 @@ BAD_ROWS = {
          "answers": [TURN, TURN | {"span_start": "0"}, TURN, None]}]}),
         ["turn 1: the field 'span_start' is text", "turn 3: expected a JSON object, found null"]),
     "no label": (TextRows, "x.csv", "text,label\ngood,x\nbad,\nworse\nfine,y\n",
-                 ["line 3 has no label; fill it in", "line 4 has 1 column instead"]),
+                 ["line 3 has no label; fill it in, name the column that has it, or, if rows have several labels or none "
+                  "of them, give --data.label-separator", "line 4 has 1 column instead"]),
     "quotes": (TextRows, "x.csv", 'text,label\n"red ""house"",\nblue",x\n"a" b,x\n"c",y\ne,"x', [
         "line 4 cannot be split into columns (',' expected after '\"'); double the quotes", "line 6 cannot be split"]),
     "carriage returns": (TextRows, "x.tsv", "text\tlabel\na\tx\nb\rc\ty\nd\ty\n", ["line 3 cannot be split"]),

@@ -163,9 +163,10 @@ SMILES = ["".join(random.Random(i).choices(["C", "c1ccccc1", "N", "(=O)", "[nH]"
 @pytest.mark.parametrize("texts", [SMILES, ["hello world, hello again"] * 100, ["我们在北京的天安门广场"], ["a"]])
 def test_a_vocabulary_is_as_large_as_the_text_allows(kind, texts, tmp_path, capfd):
     """The least size that a refusal names is accepted, and so is every larger one."""
-    with pytest.raises(UserError, match=r"of 1 is too small .*; set --data.vocab-size to \d+ or more") as error:
+    with pytest.raises(UserError, match=r"of 1 is too small .*; set --data.vocab-size to \d+ or more, ") as error:
         train_tokenizer(texts, tmp_path / "t", kind=kind, vocab_size=1)
-    least = int(re.search(r"to (\d+) or", str(error.value))[1])
+    least, named = (int(re.search(words, str(error.value))[1]) for words in (r"with (\d+)\.", r"to (\d+) or"))
+    assert named == 2 * least
     with pytest.raises(UserError, match=rf"{least - 1} is too small for the {least} "):
         train_tokenizer(texts, tmp_path / "t", kind=kind, vocab_size=least - 1)
     assert not (tmp_path / "t").exists()
