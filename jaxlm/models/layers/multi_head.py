@@ -147,10 +147,21 @@ class HeadsDense(nn.Module):
         x, kernel = x.astype(c.dtype), kernel.astype(c.dtype)
         y = jnp.einsum("bli,ihk->bhlk", x, kernel.reshape(-1, *shape)) if self.heads_first else x @ kernel
         if bias is not None:
-            # Added in float32: its gradient is a sum over many rows, which is slow in bfloat16.
-            bias = bias.reshape(c.num_heads, 1, c.head_dim) if self.heads_first else bias
-            y = (y.astype(jnp.float32) + bias).astype(c.dtype)
+            y = add_bias(y, bias.reshape(c.num_heads, 1, c.head_dim) if self.heads_first else bias)
         return y if self.heads_first else y.reshape(*x.shape[:-1], *shape)
+
+
+@jax.custom_vjp
+def add_bias(y: Float[Array, "*batch features"], bias: Float[Array, " features"]) -> Float[Array, "*batch features"]:
+    """Return y + bias in the type of y, which a GPU's matrix product adds; the gradient of bias is a float32 sum."""
+    return y + bias.astype(y.dtype)
+
+
+def _add_bias_backward(_: None, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return gradient, jnp.sum(gradient.astype(jnp.float32), axis=tuple(range(gradient.ndim - 1)))
+
+
+add_bias.defvjp(lambda y, bias: (add_bias(y, bias), None), _add_bias_backward)
 
 
 def empty_cache(config: StackConfig, batch: int, slots: int, source_length: int = 0) -> list[dict[str, Cache]]:
