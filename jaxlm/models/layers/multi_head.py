@@ -131,7 +131,7 @@ def _write(slots, new, index):
 class HeadsDense(nn.Module):
     """Dense layer to [batch, length, heads, head_dim], or with `heads_first` to [batch, heads, length, head_dim].
 
-    Parameters: `kernel` [in, heads · head_dim] and `bias`, as of a plain dense layer.
+    Parameters: `kernel` [in, heads · head_dim] and `bias`, as of a plain dense layer; with `heads_first` no bias.
     """
 
     config: StackConfig
@@ -143,12 +143,13 @@ class HeadsDense(nn.Module):
         c = self.config
         shape = (c.num_heads, c.head_dim)
         kernel = self.param("kernel", kernel_init(c, query=self.query), (x.shape[-1], math.prod(shape)), jnp.float32)
-        bias = self.param("bias", nn.initializers.zeros, (math.prod(shape),), jnp.float32) if c.use_bias else None
         x, kernel = x.astype(c.dtype), kernel.astype(c.dtype)
-        y = jnp.einsum("bli,ihk->bhlk", x, kernel.reshape(-1, *shape)) if self.heads_first else x @ kernel
-        if bias is not None:
-            y = add_bias(y, bias.reshape(c.num_heads, 1, c.head_dim) if self.heads_first else bias)
-        return y if self.heads_first else y.reshape(*x.shape[:-1], *shape)
+        if self.heads_first:
+            return jnp.einsum("bli,ihk->bhlk", x, kernel.reshape(-1, *shape))
+        y = x @ kernel
+        if c.use_bias:
+            y = add_bias(y, self.param("bias", nn.initializers.zeros, (math.prod(shape),), jnp.float32))
+        return y.reshape(*x.shape[:-1], *shape)
 
 
 @jax.custom_vjp

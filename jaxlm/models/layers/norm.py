@@ -54,19 +54,13 @@ def _forward(x, scale, bias, eps, dtype, is_centered):
 
 def _backward(eps, dtype, is_centered, saved, dy):
     x, mean, inverse, scale, bias = saved
-
-    def wide(x, mean, inverse, dy):
-        x, dy = x.astype(jnp.float32), dy.astype(jnp.float32)
-        return (x if mean is None else x - mean) * inverse, dy
-
-    normalized, wide_dy = wide(x, mean, inverse, dy)
-    d, rows = wide_dy * scale, tuple(range(x.ndim - 1))
+    wide, dy = x.astype(jnp.float32), dy.astype(jnp.float32)
+    normalized = (wide if mean is None else wide - mean) * inverse
+    d, rows = dy * scale, tuple(range(x.ndim - 1))
     centered = d if mean is None else d - jnp.mean(d, axis=-1, keepdims=True)
     dx = inverse * (centered - normalized * jnp.mean(d * normalized, axis=-1, keepdims=True))
-    # The barrier keeps XLA from sharing the products with dx, on GPUs in memory in float32.
-    normalized, wide_dy = wide(*jax.lax.optimization_barrier((x, mean, inverse, dy)))
-    d_bias = None if bias is None else jnp.sum(wide_dy, axis=rows)
-    return dx.astype(x.dtype), jnp.sum(wide_dy * normalized, axis=rows), d_bias
+    d_bias = None if bias is None else jnp.sum(dy, axis=rows)
+    return dx.astype(x.dtype), jnp.sum(dy * normalized, axis=rows), d_bias
 
 
 normalize.defvjp(_forward, _backward)
