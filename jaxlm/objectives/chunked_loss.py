@@ -41,6 +41,13 @@ losses are loops over this many chunks.
 """
 
 
+ROW_MULTIPLE = 8
+"""Multiple of the rows of the output matrix on a device.
+
+For other sizes a GPU's compiler pads matrix, logits and gradient around each product.
+"""
+
+
 class TokenLosses(NamedTuple):
     """The minimized sum and its parts, through which no gradient flows.
 
@@ -129,18 +136,23 @@ def _split(x: jax.Array | None, chunk: int) -> jax.Array | None:
     return jnp.moveaxis(x.reshape(batch, -1, chunk, *x.shape[2:]), 1, 0)
 
 
+def _extra_rows(vocab: int) -> int:
+    """Return the number of rows that pad the output matrix to ROW_MULTIPLE on every device of the tensor axis."""
+    return -vocab % (ROW_MULTIPLE * num_vocabulary_shards())
+
+
 def _output_matrix(table: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """Return the output matrix in the compute type, padded to a multiple of the tensor axis.
+    """Return the padded output matrix in the compute type.
 
     It is gathered here once instead of in every chunk.
     """
-    extra = -table.shape[0] % num_vocabulary_shards()
-    return constrain(jnp.pad(table.astype(dtype), ((0, extra), (0, 0))), "vocabulary", None)
+    rows = ((0, _extra_rows(table.shape[0])), (0, 0))
+    return constrain(jnp.pad(table.astype(dtype), rows), "vocabulary", None)
 
 
 def _offset(bias: jax.Array | None, vocab: int) -> jax.Array | None:
     """Return the addend of the logits, float32 [rows]: the bias, and MASKED_LOGIT in rows beyond the vocabulary."""
-    extra = -vocab % num_vocabulary_shards()
+    extra = _extra_rows(vocab)
     if bias is None and not extra:
         return None
     return jnp.pad(jnp.zeros(vocab, jnp.float32) if bias is None else bias, (0, extra), constant_values=MASKED_LOGIT)

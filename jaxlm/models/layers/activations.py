@@ -23,6 +23,8 @@ def _elementwise(function: Callable[[Scalars], Scalars], slope: Callable[[Scalar
         return function(x.astype(jnp.float32)).astype(x.dtype)
 
     def backward(x: Scalars, dy: Scalars) -> tuple[Scalars]:
+        # Without the barrier XLA shares tanh with the forward pass: on GPUs in memory, in float32.
+        x = jax.lax.optimization_barrier(x)
         return ((dy.astype(jnp.float32) * slope(x.astype(jnp.float32))).astype(x.dtype),)
 
     forward.defvjp(lambda x: (forward(x), x), backward)

@@ -133,7 +133,7 @@ def _write(slots, new, index):
 class HeadsDense(nn.Module):
     """Dense layer to [batch, length, heads, head_dim], or with `heads_first` to [batch, heads, length, head_dim].
 
-    Parameters: `kernel` [in, heads · head_dim] and `bias`, as of a plain dense layer.
+    Parameters: `kernel` [in, heads · head_dim] and `bias`, as of a plain dense layer; with `heads_first` no bias.
     """
 
     config: StackConfig
@@ -145,14 +145,26 @@ class HeadsDense(nn.Module):
         c = self.config
         shape = (c.num_heads, c.head_dim)
         kernel = self.param("kernel", kernel_init(c, query=self.query), (x.shape[-1], math.prod(shape)), jnp.float32)
-        bias = self.param("bias", nn.initializers.zeros, (math.prod(shape),), jnp.float32) if c.use_bias else None
         x, kernel = x.astype(c.dtype), kernel.astype(c.dtype)
-        y = jnp.einsum("bli,ihk->bhlk", x, kernel.reshape(-1, *shape)) if self.heads_first else x @ kernel
-        if bias is not None:
-            # Added in float32: its gradient is a sum over many rows, which is slow in bfloat16.
-            bias = bias.reshape(c.num_heads, 1, c.head_dim) if self.heads_first else bias
-            y = (y.astype(jnp.float32) + bias).astype(c.dtype)
-        return y if self.heads_first else y.reshape(*x.shape[:-1], *shape)
+        if self.heads_first:
+            return jnp.einsum("bli,ihk->bhlk", x, kernel.reshape(-1, *shape))
+        y = x @ kernel
+        if c.use_bias:
+            y = add_bias(y, self.param("bias", nn.initializers.zeros, (math.prod(shape),), jnp.float32))
+        return y.reshape(*x.shape[:-1], *shape)
+
+
+@jax.custom_vjp
+def add_bias(y: Float[Array, "*batch features"], bias: Float[Array, " features"]) -> Float[Array, "*batch features"]:
+    """Return y + bias in the type of y, which a GPU's matrix product adds; the gradient of bias is a float32 sum."""
+    return y + bias.astype(y.dtype)
+
+
+def _add_bias_backward(_: None, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return gradient, jnp.sum(gradient.astype(jnp.float32), axis=tuple(range(gradient.ndim - 1)))
+
+
+add_bias.defvjp(lambda y, bias: (add_bias(y, bias), None), _add_bias_backward)
 
 
 def empty_cache(config: StackConfig, batch: int, slots: int, source_length: int = 0) -> list[dict[str, Cache]]:

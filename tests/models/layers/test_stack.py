@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxlm.models.layers.config import StackConfig
-from jaxlm.models.layers.multi_head import Visibility, empty_cache
+from jaxlm.models.layers.multi_head import HeadsDense, Visibility, empty_cache
 from jaxlm.models.layers.stack import SharedInputs, init_stack, run_layers, run_stack, unstack
 
 CONFIG = StackConfig(  # all features of a family
@@ -152,3 +152,22 @@ def test_shared_layers_get_the_sum_of_their_gradients(loop):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), own, expected)
         difference = jax.tree.map(lambda a, b: np.abs(a - b).max(), first, second)
         assert min(jax.tree.leaves(difference)) > 1e-4  # no other combination would pass
+
+
+def test_a_bias_is_added_in_the_type_of_the_product_and_its_gradient_summed_in_float32():
+    """A float32 addition is a pass of its own on GPUs; a bfloat16 sum of these rows would be off by several percent."""
+    dense = HeadsDense(dataclasses.replace(CONFIG, dtype="bfloat16", use_bias=True))
+    keys = jax.random.split(jax.random.key(0))
+    x, gradient = (jax.random.normal(key, shape, jnp.bfloat16) + 0.3 for key, shape in zip(
+        keys, ((8, 1024, 16), (8, 1024, 2, 8)), strict=True))
+    params = dense.init(keys[0], x)
+
+    def backward(params, x, gradient):
+        return jax.vjp(dense.apply, params, x)[1](gradient)[0]["params"]["bias"]
+
+    forward = jax.make_jaxpr(dense.apply)(params, x)
+    wide = [v.aval for e in forward.eqns for v in e.outvars if v.aval.shape[:1] == x.shape[:1]]
+    assert wide and all(aval.dtype == jnp.bfloat16 for aval in wide)
+    found, exact = jax.jit(backward)(params, x, gradient), np.sum(np.asarray(gradient, np.float64), (0, 1)).reshape(-1)
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found, exact, rtol=1e-5)
