@@ -23,12 +23,16 @@ from jax.sharding import AbstractMesh, PartitionSpec, get_abstract_mesh
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxlm.errors import UserError
+from jaxlm.models.layers.banded import banded_attention, block_shape, in_band
 from jaxlm.models.layers.dropout import keep_scale, kept, random_bits
 from jaxlm.models.layers.kernel_tools import HIDDEN, LANES
 from jaxlm.models.layers.rotary import rotate, rotation_table
 from jaxlm.models.layers.row_attention import LONGEST_ROTATED, AttentionInputs, Options, fits, row_attention
 from jaxlm.parallel.activations import target_kind, target_platform
 from jaxlm.parallel.rules import ACTIVATION_AXES
+
+IN_BLOCKS = " in blocks"
+"""End of the name of a kernel that computes a band in blocks (`banded_attention`)."""
 
 
 def attend(
@@ -68,7 +72,8 @@ def attend(
         scale: Factor on the scores.
         dropout_rate: Dropout rate of the probabilities.
         dropout_key: Dropout key; None turns dropout off.
-        kernel: Result of `choose_kernel`: "xla" (scores in memory), or "cudnn", "rows" or "splash" (fused).
+        kernel: Result of `choose_kernel`: "xla" (scores in memory), or "cudnn", "rows" or "splash" (fused); a band also
+            "xla in blocks" or "cudnn in blocks".
     """
     if rope_theta is not None and (kernel != "rows" or query.shape[1] > LONGEST_ROTATED):
         positions = jnp.arange(query.shape[1])[None]
@@ -80,6 +85,14 @@ def attend(
         return _by_splash(query, key, value, query_segments, key_segments, causal, scale, band)
     if kernel == "cudnn":
         return _by_cudnn(query, key, value, query_segments, key_segments, mask, bias, causal, band, scale)
+    if kernel.endswith(IN_BLOCKS):
+        of_block = functools.partial(
+            attend, scale=scale, dropout_rate=dropout_rate, dropout_key=dropout_key,
+            kernel=kernel.removesuffix(IN_BLOCKS),
+        )
+        return banded_attention(
+            of_block, query, key, value, query_segments, key_segments, band=band, causal=causal
+        )
     visible = visible_keys(query_segments, key_segments, mask, causal, query.shape[1], key.shape[1], band)
     bits = None
     if dropout_key is not None and dropout_rate > 0.0:
@@ -153,7 +166,9 @@ def _kept(x: Float[Array, "batch heads queries keys"], bits: jax.Array | None, r
 def _by_cudnn(query, key, value, query_segments, key_segments, mask, bias, causal, band, scale):
     """Return attention by cuDNN's kernel, which takes lengths, or else the mask of each query and key."""
     visible = lengths = None
-    if query_segments is None and mask is None and band is None:
+    # cuDNN has windows of its own for causal attention.
+    has_window = causal and band is not None and all(x is None for x in (query_segments, key_segments, mask, bias))
+    if query_segments is None and mask is None and (band is None or has_window):
         lengths = None if key_segments is None else jnp.maximum(jnp.sum(key_segments > 0, axis=1), 1)
     else:
         visible = visible_keys(query_segments, key_segments, mask, causal, query.shape[1], key.shape[1], band)
@@ -169,7 +184,7 @@ def _by_cudnn(query, key, value, query_segments, key_segments, mask, bias, causa
     def run(query, key, value, bias, visible, lengths):
         return jax.nn.dot_product_attention(
             query, key, value, bias, visible, scale=scale, is_causal=causal, key_value_seq_lengths=lengths,
-            implementation="cudnn",
+            local_window_size=(band - 1, 0) if has_window else None, implementation="cudnn",
         )
 
     split = PartitionSpec(rows, None, heads)
@@ -245,17 +260,9 @@ def visible_keys(
     return functools.reduce(jnp.logical_and, masks) if masks else None
 
 
-def in_band(queries: int, keys: int, band: int, first: Any = 0) -> Bool[Array, "1 1 queries keys"]:
-    """Return the mask of keys that are less than `band` positions from their query.
-
-    `first` is the position of the first query.
-    """
-    return (jnp.abs(first + jnp.arange(queries)[:, None] - jnp.arange(keys)[None, :]) < band)[None, None]
-
-
 def choose_kernel(
     implementation: str, queries: int, keys: int, heads: int, head_dim: int, dtype: str, *, drops: bool, mask: Any,
-    bias: Any, causal: bool = False, packed: bool = False,
+    bias: Any, causal: bool = False, packed: bool = False, band: int | None = None,
 ) -> str:
     """Return the kernel of `attend` for these sizes on the platform of the traced program.
 
@@ -270,7 +277,8 @@ def choose_kernel(
         mask: Explicit mask, or None.
         bias: Bias, or None.
         causal: Whether later keys are masked.
-        packed: Whether queries have segments or a band.
+        packed: Whether queries have segments.
+        band: The band, or None.
 
     Raises:
         UserError: The platform has no such kernel.
@@ -278,6 +286,10 @@ def choose_kernel(
     platform, fused = target_platform(), None
     if implementation == "xla":
         return "xla"
+    # The TPU's kernels skip what is beyond the band.
+    blocks = None
+    if platform != "tpu" and mask is None and bias is None:
+        blocks = block_shape(queries, keys, band, causal)
     if platform == "tpu" and mask is None:
         # Before v4 the kernels do not multiply bfloat16.
         is_bfloat16, is_old = dtype == "bfloat16", target_kind() in ("TPU v2", "TPU v3")
@@ -288,9 +300,9 @@ def choose_kernel(
             fused = "rows" if is_short else None
         if fused is None and not (drops or has_bias or queries % 128 or keys % 128 or (is_bfloat16 and is_old)):
             fused = "splash"
-    elif platform == "gpu" and not drops:
+    elif platform == "gpu" and not drops and (blocks is None or (causal and not packed)):
         shapes = (None if x is None else (min(x.shape[0], 2), *x.shape[1:]) for x in (mask, bias))
-        if cudnn_works(target_kind(), (queries, heads, head_dim), keys, dtype, *shapes, causal, packed):
+        if cudnn_works(target_kind(), (queries, heads, head_dim), keys, dtype, *shapes, causal, packed, band):
             fused = "cudnn"
     if implementation != "auto" and platform != {"cudnn": "gpu", "pallas": "tpu"}[implementation]:
         raise UserError(
@@ -301,13 +313,17 @@ def choose_kernel(
             "objective.model.attention is cudnn, whose kernel cannot drop attention probabilities; set "
             "objective.model.attention_dropout to 0, or objective.model.attention to auto."
         )
+    if fused is None and blocks is not None:
+        visible = jax.ShapeDtypeStruct((2, 1, *blocks), bool)
+        sizes = *blocks, heads, head_dim, dtype
+        return choose_kernel(implementation, *sizes, drops=drops, mask=visible, bias=None) + IN_BLOCKS
     return fused or "xla"
 
 
 @functools.cache
 def cudnn_works(
     kind: str, query: tuple[int, int, int], keys: int, dtype: str, mask: tuple[int, ...] | None,
-    bias: tuple[int, ...] | None, causal: bool, packed: bool,
+    bias: tuple[int, ...] | None, causal: bool, packed: bool, band: int | None,
 ) -> bool:
     """Return whether cuDNN computes attention of these shapes, and its gradient, on a GPU.
 
@@ -321,13 +337,17 @@ def cudnn_works(
         mask: Shape of the explicit mask, or None.
         bias: Shape of the bias, or None.
         causal: Whether later keys are masked.
-        packed: Whether queries have segments or a band.
+        packed: Whether queries have segments.
+        band: The band, or None.
     """
     batch, struct = 2, jax.ShapeDtypeStruct
 
     def probe(query, source, query_segments, key_segments, mask, bias):
-        segments = {"query_segments": query_segments if packed else None, "key_segments": key_segments}
-        y = attend(query, source, source, **segments, mask=mask, bias=bias, causal=causal, kernel="cudnn")
+        segments = {
+            "query_segments": query_segments if packed else None,
+            "key_segments": key_segments if packed or band is None else None,
+        }
+        y = attend(query, source, source, **segments, mask=mask, bias=bias, causal=causal, band=band, kernel="cudnn")
         return jnp.sum(y.astype(jnp.float32))
 
     arrays = (
