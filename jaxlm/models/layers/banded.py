@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-TILE = 64
-"""Blocks and their keys are multiples of it: fused kernels compute whole tiles of 64 or 128 scores."""
+BLOCK = 128
+"""Queries of a block, unless the band is wider, or less than half as wide: fused kernels compute tiles of 64 or 128."""
 # Copies of the keys and values are made again in the backward pass, everything else is kept.
 _COPIES = ("concatenate", "pad", "slice", "reshape", "squeeze")
 
@@ -87,5 +87,5 @@ def block_shape(queries: int, keys: int, band: int | None, causal: bool) -> tupl
 
 def _block_and_reach(band: int) -> tuple[int, int]:
     """Return the number of queries in a block, and that of the keys which it may see in a neighbour."""
-    reach = -(-(band - 1) // TILE) * TILE
-    return max(reach, 2 * TILE), reach
+    reach = -(-max(band - 1, 1) // 16) * 16
+    return max(reach, min(2 * reach, BLOCK)), reach
