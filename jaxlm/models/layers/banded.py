@@ -43,22 +43,22 @@ def banded_attention(
     """
     (batch, length), (block, reach) = query.shape[:2], _block_and_reach(band)
 
-    def blocks(x: jax.Array, fill: int = 0) -> jax.Array:
-        x = jnp.pad(x, ((0, 0), (0, -length % block), *[(0, 0)] * (x.ndim - 2)), constant_values=fill)
+    def blocks(x: jax.Array) -> jax.Array:
+        x = jnp.pad(x, ((0, 0), (0, -length % block), *[(0, 0)] * (x.ndim - 2)))
         return x.reshape(batch, -1, block, *x.shape[2:])
 
-    def windows(x: jax.Array, fill: int = 0) -> jax.Array:
-        x, rest = blocks(x, fill), [(0, 0)] * (x.ndim - 1)
-        before = jnp.pad(x[:, :-1, block - reach :], ((0, 0), (1, 0), *rest), constant_values=fill)
-        after = jnp.pad(x[:, 1:, : 0 if causal else reach], ((0, 0), (0, 1), *rest), constant_values=fill)
+    def windows(x: jax.Array) -> jax.Array:
+        x, rest = blocks(x), [(0, 0)] * (x.ndim - 1)
+        before = jnp.pad(x[:, :-1, block - reach :], ((0, 0), (1, 0), *rest))
+        after = jnp.pad(x[:, 1:, : 0 if causal else reach], ((0, 0), (0, 1), *rest))
         return jnp.concatenate([before, x, after], axis=2)
 
     def run(query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array) -> jax.Array:
         query, key, value = (x.reshape(-1, *x.shape[2:]) for x in (blocks(query), windows(key), windows(value)))
         return attend(query, key, value, mask=mask).reshape(batch, -1, *query.shape[2:])[:, :length]
 
-    # Keys beyond the ends of the row have the segment -1, which no query has.
-    keys = windows(jnp.ones((batch, length), jnp.int32) if key_segments is None else key_segments, -1)[:, :, None]
+    # Beyond its ends a row has padding.
+    keys = windows(jnp.ones((batch, length), jnp.int32) if key_segments is None else key_segments)[:, :, None]
     visible = keys > 0 if query_segments is None else blocks(query_segments)[..., None] == keys
     mask = visible & in_band(block, keys.shape[-1], band, reach)[0]
     if causal:
