@@ -25,6 +25,7 @@ from jax.sharding import AbstractMesh, PartitionSpec, get_abstract_mesh
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxlm.errors import UserError
+from jaxlm.models.layers.banded import banded_attention, block_shape, in_band
 from jaxlm.models.layers.dropout import dropout_seeds, keep_mask, keep_scale
 from jaxlm.models.layers.kernel_tools import HIDDEN, LANES
 from jaxlm.models.layers.rotary import rotate, rotation_table
@@ -73,7 +74,8 @@ def attend(
         scale: Factor on the scores.
         dropout_rate: Dropout rate of the probabilities.
         dropout_key: Dropout key; None turns dropout off.
-        kernel: Result of `choose_kernel`: "xla" (scores in memory), or "cudnn", "rows" or "splash" (fused).
+        kernel: Result of `choose_kernel`: "xla" (scores in memory), or "cudnn", "rows" or "splash" (fused); the first
+            two also in blocks.
     """
     if rope_theta is not None and (kernel != "rows" or query.shape[1] > LONGEST_ROTATED):
         positions = jnp.arange(query.shape[1])[None]
@@ -85,6 +87,10 @@ def attend(
         return _by_splash(query, key, value, query_segments, key_segments, causal, scale, band)
     if kernel == "cudnn":
         return _by_cudnn(query, key, value, query_segments, key_segments, lengths, mask, bias, causal, band, scale)
+    if kernel.endswith(" in blocks"):
+        given = dict(scale=scale, dropout_rate=dropout_rate, dropout_key=dropout_key)
+        block = functools.partial(attend, kernel=kernel.removesuffix(" in blocks"), **given)
+        return banded_attention(block, query, key, value, query_segments, key_segments, band=band, causal=causal)
     visible = visible_keys(query_segments, key_segments, mask, causal, query.shape[1], key.shape[1], band)
     seeds = None
     if dropout_key is not None and dropout_rate > 0.0:
@@ -158,7 +164,10 @@ def _kept(x: Float[Array, "batch heads queries keys"], seeds: jax.Array | None, 
 def _by_cudnn(query, key, value, query_segments, key_segments, lengths, mask, bias, causal, band, scale):
     """Return attention by cuDNN's kernel, which takes lengths, or else the mask of each query and key."""
     visible = None
-    if query_segments is None and mask is None and band is None and (key_segments is None or lengths is not None):
+    # cuDNN has windows of its own for causal attention.
+    has_window = causal and band is not None and all(x is None for x in (query_segments, key_segments, mask, bias))
+    is_whole = query_segments is None and mask is None and (band is None or has_window)
+    if is_whole and (key_segments is None or lengths is not None):
         lengths = None if key_segments is None else jnp.maximum(lengths, 1)
     else:
         lengths = None
@@ -175,7 +184,7 @@ def _by_cudnn(query, key, value, query_segments, key_segments, lengths, mask, bi
     def run(query, key, value, bias, visible, lengths):
         return jax.nn.dot_product_attention(
             query, key, value, bias, visible, scale=scale, is_causal=causal, key_value_seq_lengths=lengths,
-            implementation="cudnn",
+            local_window_size=(band - 1, 0) if has_window else None, implementation="cudnn",
         )
 
     split = PartitionSpec(rows, None, heads)
@@ -245,14 +254,6 @@ def visible_keys(
     return functools.reduce(jnp.logical_and, masks) if masks else None
 
 
-def in_band(queries: int, keys: int, band: int, first: Any = 0) -> Bool[Array, "1 1 queries keys"]:
-    """Return the mask of keys that are less than `band` positions from their query.
-
-    `first` is the position of the first query.
-    """
-    return (jnp.abs(first + jnp.arange(queries)[:, None] - jnp.arange(keys)[None, :]) < band)[None, None]
-
-
 class Choice(NamedTuple):
     """Kernel of attention for one shape of scores."""
 
@@ -295,7 +296,8 @@ def recorded_choices() -> Iterator[Callable[[], str]]:
 
 def choose_kernel(
     implementation: str, queries: int, keys: int, heads: int, head_dim: int, dtype: str, *, drops: bool, mask: Any,
-    bias: Any, causal: bool = False, packed: bool = False, has_lengths: bool = False, own: bool | None = None,
+    bias: Any, causal: bool = False, packed: bool = False, has_lengths: bool = False, band: int | None = None,
+    own: bool | None = None,
 ) -> str:
     """Return the kernel of `attend` for these sizes on the platform of the traced program.
 
@@ -310,8 +312,9 @@ def choose_kernel(
         mask: Explicit mask, or None.
         bias: Bias, or None.
         causal: Whether later keys are masked.
-        packed: Whether queries have segments or a band.
-        has_lengths: Whether the lengths of the rows are known.
+        packed: Whether queries have segments.
+        has_lengths: Whether the lengths of the rows are known, or all keys visible.
+        band: The band, or None.
         own: For attention with a kernel of its own on TPUs ("own"): whether that kernel takes these arguments.
 
     Raises:
@@ -322,6 +325,10 @@ def choose_kernel(
         raise UserError(
             f"objective.model.attention is {implementation}, which a {platform} does not have; set it to auto."
         )
+    # The TPU's kernels skip what is beyond the band, and so does cuDNN's window, which is causal.
+    in_blocks = platform != "tpu" and implementation != "xla" and mask is None and bias is None
+    blocks = block_shape(queries, keys, band, causal) if in_blocks else None
+    has_window = platform == "gpu" and causal and not packed
     if implementation == "xla":
         reason = "objective.model.attention is xla"
     elif platform == "tpu":
@@ -331,11 +338,14 @@ def choose_kernel(
     elif platform == "gpu" and (drops or dtype == "float32"):
         needed = ["--objective.model.dtype bfloat16"] * (dtype == "float32")
         reason = "cuDNN needs " + " and ".join(needed + ["--objective.model.attention-dropout 0"] * drops)
-    elif platform == "gpu":
+    elif platform == "gpu" and (not blocks or has_window):
         shapes = (None if x is None else (min(x.shape[0], 2), *x.shape[1:]) for x in (mask, bias))
-        sizes = (queries, heads, head_dim), keys, dtype, *shapes, causal, packed, has_lengths
+        sizes = (queries, heads, head_dim), keys, dtype, *shapes, causal, packed, has_lengths, band
         reason = cudnn_refusal(target_kind(), *sizes)
         kernel = "xla" if reason else "cudnn"
+    if blocks and kernel == "xla":
+        visible, sizes = jax.ShapeDtypeStruct((2, 1, *blocks), bool), (*blocks, heads, head_dim, dtype)
+        return choose_kernel(implementation, *sizes, drops=drops, mask=visible, bias=None) + " in blocks"
     if (found := _choices.get()) is not None and platform in ("tpu", "gpu"):  # others have no fused kernel
         found[Choice(implementation, queries, keys, kernel, reason)] = None
     return kernel
@@ -368,7 +378,7 @@ def _tpu_kernel(
 @functools.cache
 def cudnn_refusal(
     kind: str, query: tuple[int, int, int], keys: int, dtype: str, mask: tuple[int, ...] | None,
-    bias: tuple[int, ...] | None, causal: bool, packed: bool, has_lengths: bool,
+    bias: tuple[int, ...] | None, causal: bool, packed: bool, has_lengths: bool, band: int | None,
 ) -> str:
     """Return why cuDNN does not compute attention of these shapes, and its gradient, on a GPU; "" if it does.
 
@@ -382,15 +392,17 @@ def cudnn_refusal(
         mask: Shape of the explicit mask, or None.
         bias: Shape of the bias, or None.
         causal: Whether later keys are masked.
-        packed: Whether queries have segments or a band.
-        has_lengths: Whether the lengths of the rows are known.
+        packed: Whether queries have segments.
+        has_lengths: Whether the lengths of the rows are known, or all keys visible.
+        band: The band, or None.
     """
     batch, struct = 2, jax.ShapeDtypeStruct
 
     def probe(query, source, query_segments, key_segments, mask, bias):
-        segments = {"query_segments": query_segments if packed else None, "key_segments": key_segments}
+        keys = key_segments if packed or band is None else None
+        segments = {"query_segments": query_segments if packed else None, "key_segments": keys}
         lengths = jnp.sum(key_segments > 0, axis=1) if has_lengths else None
-        y = attend(query, source, source, **segments, lengths=lengths, mask=mask, bias=bias, causal=causal,
+        y = attend(query, source, source, **segments, lengths=lengths, mask=mask, bias=bias, causal=causal, band=band,
                    kernel="cudnn")
         return jnp.sum(y.astype(jnp.float32))
 

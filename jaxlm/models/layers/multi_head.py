@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxlm.models.layers.attention import attend, choose_kernel, in_band
+from jaxlm.models.layers.attention import attend, choose_kernel
+from jaxlm.models.layers.banded import in_band
 from jaxlm.models.layers.config import StackConfig, kernel_init
 from jaxlm.models.layers.disentangled import attend_disentangled
 from jaxlm.models.layers.dropout import dropout, module_key
@@ -115,7 +116,7 @@ def _attend(config, query, key, value, visibility, causal, decoding, dropout_key
     kernel = "xla" if decoding else choose_kernel(
         config.attention, query.shape[1], key.shape[1], config.num_heads, config.head_dim, config.dtype,
         drops=dropout_key is not None, mask=visibility.mask, bias=visibility.bias, causal=causal,
-        packed=visibility.query_segments is not None or config.band is not None,
+        packed=visibility.query_segments is not None, band=config.band,
         has_lengths=visibility.key_segments is None or visibility.lengths is not None,
     )
     return attend(

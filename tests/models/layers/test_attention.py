@@ -135,11 +135,25 @@ def test_a_line_says_which_kernel_and_why_not(monkeypatch):
     ("gpu", dict(bias=(1, 12, 128, 128)), "cudnn"), ("gpu", dict(bias=(1, 12, 128, 127), keys=127), "xla"),
     ("gpu", dict(keys=127), "xla"), ("gpu", dict(queries=79), "xla"), ("gpu", dict(queries=80, packed=True), "cudnn"),
     ("gpu", dict(head_dim=12), "xla"), ("gpu", dict(mask=(16, 1, 1, 128)), "cudnn"),
+    ("gpu", dict(band=65), "cudnn"),
 ])
 def test_the_chosen_kernel_fits_platform_and_arguments(platform, arguments, expected, monkeypatch):
     shapes = {name: arguments[name] for name in ("mask", "bias") if name in arguments}
     arguments = arguments | {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
     assert choice(monkeypatch, platform, **arguments) == expected
+
+
+@pytest.mark.parametrize(("platform", "length", "arguments", "expected"), [
+    ("cpu", 511, {}, "xla"), ("cpu", 512, {}, "xla in blocks"), ("gpu", 999, {}, "cudnn in blocks"),
+    ("gpu", 512, dict(drops=True), "xla in blocks"), ("gpu", 512, dict(implementation="xla"), "xla"),
+    ("gpu", 512, dict(causal=True), "cudnn"), ("gpu", 512, dict(causal=True, packed=True), "cudnn in blocks"),
+    ("gpu", 512, dict(causal=True, dtype="float32"), "xla in blocks"), ("gpu", 382, dict(causal=True), "cudnn"),
+    ("gpu", 382, dict(causal=True, packed=True), "cudnn"), ("tpu", 512, {}, "rows"),
+    ("tpu", 512, dict(drops=True), "rows"),
+])
+def test_bands_are_computed_in_blocks_where_these_halve_the_scores(platform, length, arguments, expected, monkeypatch):
+    """Blocks of 128 queries with 256 keys, or causal with 192; a TPU's kernels and cuDNN's window need none."""
+    assert choice(monkeypatch, platform, queries=length, keys=length, band=65, **arguments) == expected
 
 
 SIZES = dict(hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32, dtype="bfloat16", attention_dropout=0.0)
