@@ -58,8 +58,9 @@ class Kernel(NamedTuple):
 
 def _attend(kernel: str, packed: bool = False, has_bias: bool = False, **options: Any) -> Case:
     def run(is_fused, dropout_key, *arrays):
-        y = attend(*arrays[:3], bias=arrays[3] if has_bias else None, query_segments=DOCUMENTS if packed else None,
-                   key_segments=DOCUMENTS, scale=0.125, dropout_rate=RATE, dropout_key=dropout_key,
+        segments = jnp.asarray(DOCUMENTS)
+        y = attend(*arrays[:3], bias=arrays[3] if has_bias else None, query_segments=segments if packed else None,
+                   key_segments=segments, scale=0.125, dropout_rate=RATE, dropout_key=dropout_key,
                    kernel=kernel if is_fused else "xla", **options)
         return jnp.where(DOCUMENTS[..., None, None] > 0, y, 0)
 
@@ -77,8 +78,8 @@ def _relative(targets: int, memory: int) -> Case:
 
     def run(is_fused, dropout_key, query, key, value, distance_query, distance, segment_scores):
         return (relative.fused if is_fused else relative.in_memory)(
-            CONFIG, query, distance_query, key, value, distance, segment_scores, np.arange(ROWS, dtype=np.int32),
-            queries, keys, dropout_key,
+            CONFIG, query, distance_query, key, value, distance, segment_scores, jnp.arange(ROWS, dtype=jnp.int32),
+            *jax.tree.map(jnp.asarray, (queries, keys)), dropout_key,
         )
 
     own, all_keys = (ROWS, count, HEADS, WIDTH), (ROWS, memory + LENGTH, HEADS, WIDTH)
@@ -86,13 +87,14 @@ def _relative(targets: int, memory: int) -> Case:
 
 
 def _disentangled(is_fused, dropout_key, query, key, value, distance_query, distance_key):
+    segments = jnp.asarray(DOCUMENTS)
     if is_fused:
         y = disentangled.fused(CONFIG, query, key, value, distance_query[::-1], distance_key, None,
-                               np.stack([DOCUMENTS] * 2, axis=1), dropout_key)
+                               jnp.stack([segments] * 2, axis=1), dropout_key)
     else:
         y = disentangled.attend_disentangled(
-            CONFIG, query, key, value, distance_query, distance_key, None, query_segments=DOCUMENTS,
-            key_segments=DOCUMENTS, mask=None, dropout_key=dropout_key,
+            CONFIG, query, key, value, distance_query, distance_key, None, query_segments=segments,
+            key_segments=segments, mask=None, dropout_key=dropout_key,
         )
     return jnp.where(DOCUMENTS[..., None, None] > 0, y, 0)
 
@@ -103,14 +105,15 @@ def _chunked(length: int = 2048, chunk: int = 256) -> Case:
     positions = np.concatenate([rng.permutation(length // 2) for _ in range(2)]).astype(np.int32)[None, None]
     documents, score = np.where(positions < length // 5, 1, 2).astype(np.int32), chunked.SELF_SCORE
 
-    def run(is_fused, dropout_key, *arrays):
-        arrays = [x.swapaxes(1, 2) for x in arrays]
+    def run(is_fused, dropout_key, query, key, value):
+        arrays = [x.swapaxes(1, 2) for x in (query, chunked.unit(key), value)]
+        arrays += [jnp.asarray(positions), jnp.asarray(documents)]
         if is_fused:
             options = Options(chunk, score, 0.0 if dropout_key is None else RATE)
-            y, log_sums = chunked.fused(*arrays, positions, documents, dropout_key, options)
+            y, log_sums = chunked.fused(*arrays, dropout_key, options)
         else:
-            y, log_sums = chunked.attend_in_chunks(*arrays, positions, documents, length // chunk, self_score=score,
-                                                   dropout_rate=RATE, dropout_key=dropout_key)
+            y, log_sums = chunked.attend_in_chunks(*arrays, length // chunk, self_score=score, dropout_rate=RATE,
+                                                   dropout_key=dropout_key)
         return jnp.concatenate([y, log_sums[..., None].astype(y.dtype)], axis=-1).swapaxes(1, 2)
 
     return Case(run, ((1, length, 1, 128),) * 3)
