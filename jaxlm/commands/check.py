@@ -2,10 +2,9 @@
 
 jaxlm check [--json] [--minutes M] [SYSTEM …]
 
-Each attention kernel and each tiny preset is compared with the CPU of this machine: outputs and gradients, dropout,
-corruption; one step computed twice, a run stopped and resumed, and the times of three steps beside those that `jaxlm
-plan` predicts. On a CPU the kernels of TPUs run in Pallas's interpreter. SYSTEM is a preset (bert_tiny), or one of the
-checks that are printed (rows). Exit code 0, or 1 if something is wrong.
+Attention kernels, dropout and tiny presets are compared with the CPU of this machine, a step is computed twice, a run
+stopped and resumed, and three steps are timed. SYSTEM is a preset (bert_tiny) or a check that is printed (rows). Exit
+code 0, or 1 if something is wrong.
 """
 
 from __future__ import annotations

@@ -53,8 +53,7 @@ def train(
         sample: Function from the objective and the parameters to the lines that `train.sample_every` asks for.
 
     Raises:
-        NotFinite: The loss has diverged.
-        Miscomputed: A step that `train.replay_every` has computed twice has two results.
+        NotFinite: The loss has diverged, or Miscomputed: a replayed step has two results.
         Stopped: A signal has stopped the run; its state has been saved.
     """
     t = program.train
@@ -145,8 +144,7 @@ def run_step(program: Program, state: TrainState, batches: Iterator[Any], log: S
     clock = log.clock
     clock.switch("lost" if step <= clock.lost_until else "step")
     batch = log.next_batch(batches)
-    every = program.train.replay_every
-    is_replayed = every > 0 and step % every == 0
+    is_replayed = program.train.replay_every > 0 and step % program.train.replay_every == 0
     train_step = program.replay_step if is_replayed else program.train_step
     compiled = (id(train_step), *(array.shape for array in jax.tree.leaves(batch)))
     if compiled not in log.compiled_steps:
@@ -334,9 +332,8 @@ class StepLog:
         with contextlib.suppress(UserError):
             self._checkpoints.wait()
         newest, folder = max(self._checkpoints.steps(), default=0), self._checkpoints.folder
-        if not newest:
-            return f"no checkpoint had been saved yet in {folder}"
-        return f"the newest checkpoint is of step {newest:,}, in {folder / str(newest)}"
+        saved = f"the newest checkpoint is of step {newest:,}, in {folder / str(newest)}"
+        return saved if newest else f"no checkpoint had been saved yet in {folder}"
 
     def _read(self, step: int, terms: Terms) -> None:
         """Wait for a step and add its terms, or count it as one of those that may be skipped."""
