@@ -14,6 +14,7 @@ COMMANDS = {
     "pretrain": ("jaxlm.commands.pretrain", "train a preset, or resume if the run folder has a checkpoint"),
     "show": ("jaxlm.commands.show", "print examples before and after corruption"),
     "plan": ("jaxlm.commands.plan", "compile the train step for TPUs or GPUs: does it fit, what does it cost"),
+    "check": ("jaxlm.commands.check", "whether this machine's devices compute what a CPU does"),
     "bench": ("jaxlm.commands.bench", "time the train step on this machine, optionally beside PyTorch's"),
     "finetune": ("jaxlm.commands.finetune", "train a task from a pretrained model, and evaluate it"),
     "evaluate": ("jaxlm.commands.evaluate", "score a fine-tuned model on rows, or any model on prompts"),
@@ -30,8 +31,8 @@ COMMANDS = {
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit code.
 
-    The code is 0 for success, 2 for the user's mistake (one sentence on standard error), and 128 + the number of a
-    signal by which training was stopped and saved.
+    The code is 0 for success, 2 for the user's mistake (one sentence on standard error), 3 for a device that computes
+    one step in two ways, and 128 + the number of a signal by which training was stopped and saved.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     if not arguments or arguments[0] in ("-h", "--help", "help"):
@@ -69,7 +70,7 @@ def _run(arguments: list[str]) -> int:
     except UserError as error:
         lines = (" ".join(line.split()) for line in str(error).split("\n  "))  # one for each wrong row
         print("jaxlm: " + "\n  ".join(lines), file=sys.stderr)
-        return 2
+        return error.exit_code
     except BrokenPipeError:  # the reader of the output has ended, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -12,8 +12,11 @@ def install(extra: str) -> str:
 class UserError(Exception):
     """Mistake of the user: one sentence that says what is wrong and what to do.
 
-    The command line prints the sentence on standard error, without a traceback, and exits with 2.
+    The command line prints the sentence on standard error, without a traceback, and exits with 2, or with the
+    `exit_code` of a subclass.
     """
+
+    exit_code = 2
 
 
 class Stopped(Exception):

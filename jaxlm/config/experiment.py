@@ -124,6 +124,9 @@ class TrainConfig:
     and its schedule then stay as they were, while a recurrence memory goes on with the text, and is reset if it is not
     finite. The next such step ends the run. `skipped` in the metrics is their share.
     A high but finite loss is never left out."""
+    replay_every: int = field(0, resumable=True, range="[0, inf)")
+    """Steps between those that compute loss and gradients twice, with `deterministic`; the run ends with exit code 3
+    where a bit differs, before the update is used. 0: none."""
     profile_steps: str = field("", resumable=True)
     """First and last step to profile on process 0, as 100:105, for TensorBoard's profile plugin (`pip install xprof`);
     written into the run folder. Choose steps after the first, which compiles. Empty: none."""

@@ -31,11 +31,11 @@ def checksums(tree: Any) -> tuple[dict[str, int], bool]:
 
 def _checksums(leaves: dict[str, jax.Array]) -> tuple[dict[str, jax.Array], jax.Array]:
     finite = [jnp.all(jnp.isfinite(leaf)) for leaf in leaves.values() if jnp.issubdtype(leaf.dtype, jnp.floating)]
-    return {path: _checksum(leaf) for path, leaf in leaves.items()}, jnp.all(jnp.stack(finite or [jnp.array(True)]))
+    return {path: checksum(leaf) for path, leaf in leaves.items()}, jnp.all(jnp.stack(finite or [jnp.array(True)]))
 
 
 @jax.jit  # traced once for all arrays of one shape, such as a parameter and its moments
-def _checksum(leaf: jax.Array) -> jax.Array:
+def checksum(leaf: jax.Array) -> jax.Array:
     """Return the sum modulo 2^32 of a bijective hash of each element's bits and its index.
 
     A change of one element always changes the sum; changes of several cancel out with probability 2^-32. The order of

@@ -33,6 +33,12 @@ class NotFinite(UserError, FloatingPointError):
     """The loss, the gradients or the state are no longer finite; such a state is never saved."""
 
 
+class Miscomputed(UserError):
+    """A step that was computed twice has two results; its update is not used."""
+
+    exit_code = 3
+
+
 def train(
     program: Program, state: TrainState, feed: Feed, checkpoints: Checkpoints, log: StepLog, metadata: dict[str, Any],
     sample: Callable[[Objective, Params], list[str]] | None = None,
@@ -49,7 +55,7 @@ def train(
         sample: Function from the objective and the parameters to the lines that `train.sample_every` asks for.
 
     Raises:
-        NotFinite: The loss has diverged.
+        NotFinite: The loss has diverged, or Miscomputed: a replayed step has two results.
         Stopped: A signal has stopped the run; its state has been saved.
     """
     t = program.train
@@ -140,15 +146,19 @@ def run_step(program: Program, state: TrainState, batches: Iterator[Any], log: S
     clock = log.clock
     clock.switch("lost" if step <= clock.lost_until else "step")
     batch = log.next_batch(batches)
-    compiled = (id(program), *(array.shape for array in jax.tree.leaves(batch)))
+    is_replayed = program.train.replay_every > 0 and step % program.train.replay_every == 0
+    train_step = program.replay_step if is_replayed else program.train_step
+    compiled = (id(train_step), *(array.shape for array in jax.tree.leaves(batch)))
     if compiled not in log.compiled_steps:
         log.compiled_steps.add(compiled)
         with clock.during("compilation"), recorded_choices() as kernels:
-            state, terms = jax.block_until_ready(program.train_step(state, batch, program.constants))
+            state, terms = jax.block_until_ready(train_step(state, batch, program.constants))
         if kernels():
             log.progress.note(f"Attention: {kernels()}.")
     else:
-        state, terms = program.train_step(state, batch, program.constants)
+        state, terms = train_step(state, batch, program.constants)
+    if is_replayed and (different := int(terms.pop("replay").total)):
+        raise log.miscomputed(step, different)
     log.add(step, terms)
     return state
 
@@ -309,15 +319,26 @@ class StepLog:
 
     def not_finite(self, step: int, what: str) -> NotFinite:
         """Return the error for a loss, a gradient or a state that is not finite."""
+        return NotFinite(
+            f"{what} of step {step:,} is not finite; {self._newest_checkpoint()}. Begin another run with a lower "
+            "optimizer.learning_rate or more optimizer.warmup_steps."
+        )
+
+    def miscomputed(self, step: int, different: int) -> Miscomputed:
+        """Return the error for a step whose two computations differ in a number of arrays."""
+        return Miscomputed(
+            f"step {step:,} was computed twice (--train.replay-every), and {different:,} arrays of loss and gradients "
+            f"differ, so that a device computes wrongly; {self._newest_checkpoint()}. Run `jaxlm check`, and go on "
+            "with the same command on other devices."
+        )
+
+    def _newest_checkpoint(self) -> str:
+        """Return the words about the newest checkpoint, once all are written."""
         with contextlib.suppress(UserError):
             self._checkpoints.wait()
         newest, folder = max(self._checkpoints.steps(), default=0), self._checkpoints.folder
-        return NotFinite(
-            f"{what} of step {step:,} is not finite; "
-            + (f"the newest checkpoint is of step {newest:,}, in {folder / str(newest)}" if newest
-               else f"no checkpoint had been saved yet in {folder}")
-            + ". Begin another run with a lower optimizer.learning_rate or more optimizer.warmup_steps."
-        )
+        saved = f"the newest checkpoint is of step {newest:,}, in {folder / str(newest)}"
+        return saved if newest else f"no checkpoint had been saved yet in {folder}"
 
     def _read(self, step: int, terms: Terms) -> None:
         """Wait for a step and add its terms, or count it as one of those that may be skipped."""

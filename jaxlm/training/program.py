@@ -20,6 +20,7 @@ from jaxlm.errors import UserError
 from jaxlm.keys import Purpose, purpose_key
 from jaxlm.objectives.base import Batch, Constants, Example, Memory, Objective, Term, Terms, total_loss
 from jaxlm.parallel.activations import constrain
+from jaxlm.parallel.checksums import checksum
 from jaxlm.parallel.compiler import compiler_options
 from jaxlm.parallel.mesh import check_batch
 from jaxlm.parallel.rules import batch_sharding, replicated, shardings
@@ -68,6 +69,8 @@ class Program:
             UserError: The batch does not divide over the mesh, a pattern of `optimizer.freeze` matches nothing, or muon
                 finds no matrices.
         """
+        if train.replay_every:
+            train = dataclasses.replace(train, deterministic=True)
         check_batch(train.batch_size, train.accumulate, mesh, objective.row_group)
         self.objective, self.mesh, self.train = objective, mesh, train
         self.eval_objective, self._phases = objective, phases
@@ -97,7 +100,7 @@ class Program:
         )
         self.compiler_options = compiler_options(mesh, train.deterministic)
         self._replicate = jax.jit(lambda params: params, out_shardings=replicated(mesh))
-        self.train_step = make_train_step(self)
+        self.train_step, self.replay_step = make_train_step(self), make_train_step(self, replay=True)
         self.eval_step = make_eval_step(self)
 
     def at(self, step: int) -> Program:
@@ -202,8 +205,13 @@ def dropout_key(seed: int, step: jax.Array | int) -> jax.Array:
     return jax.random.fold_in(purpose_key(seed, Purpose.DROPOUT), step)
 
 
-def make_train_step(program: Program) -> Callable[[TrainState, Batch, Constants], tuple[TrainState, Terms]]:
-    """Return the jitted step: corrupt, forward, backward, update. The new state reuses the old state's buffers."""
+def make_train_step(
+    program: Program, replay: bool = False
+) -> Callable[[TrainState, Batch, Constants], tuple[TrainState, Terms]]:
+    """Return the jitted step: corrupt, forward, backward, update. The new state reuses the old state's buffers.
+
+    With `replay` it computes loss and gradients twice, and its terms include "replay": how many arrays differ.
+    """
     optimizer, mesh, t = program.optimizer, program.mesh, program.train
 
     def train_step(state: TrainState, batch: Batch, constants: Constants) -> tuple[TrainState, Terms]:
@@ -211,9 +219,15 @@ def make_train_step(program: Program) -> Callable[[TrainState, Batch, Constants]
         with use_abstract_mesh(mesh.abstract_mesh):
             example = objective.corrupt(corruption_key(t.seed, state.step), batch)
             key = dropout_key(t.seed, state.step)
-            grads, terms, memory = gradients(
-                objective, state.params, example, state.memory, key, t.accumulate, program.frozen_params
-            )
+
+            def results(params: Params, example: Example, key: jax.Array) -> tuple[Params, Terms, Memory]:
+                return gradients(objective, params, example, state.memory, key, t.accumulate, program.frozen_params)
+
+            grads, terms, memory = results(state.params, example, key)
+            if replay:
+                first = _digests(grads, terms, memory)
+                second = _digests(*results(*_again(state.params, example, key, jnp.min(first), state.step)))
+                terms |= {"replay": Term.of(first != second, jnp.ones(first.shape))}
             updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
             params = optax.apply_updates(state.params, updates)
         real = objective.real_tokens(example, batch)
@@ -244,6 +258,30 @@ def make_train_step(program: Program) -> Callable[[TrainState, Batch, Constants]
         out_shardings=(program.shardings, replicated(mesh)),
         donate_argnums=0,
         compiler_options=program.compiler_options,
+    )
+
+
+def _digests(grads: Params, terms: Terms, memory: Memory) -> jax.Array:
+    """Return the checksums of all results of a loss and its backward pass."""
+    return jnp.stack([checksum(leaf) for leaf in jax.tree.leaves((grads, terms["loss"].total, memory))])
+
+
+def _again(
+    params: Params, example: Example, key: jax.Array, digest: jax.Array, step: jax.Array
+) -> tuple[Params, Example, jax.Array]:
+    """Return the inputs of a step for computing it again, once `digest` of the first results is there.
+
+    A barrier alone does not keep the CPU's compiler from merging the two forward passes: it removes barriers before
+    it looks for equal operations. It cannot know of `zero` that no step is below 0.
+    """
+    zero = jnp.minimum(digest, (step < 0).astype(jnp.uint32))
+
+    def same(x: jax.Array) -> jax.Array:
+        return x if jnp.issubdtype(x.dtype, jnp.floating) else x ^ zero.astype(x.dtype)
+
+    params, _ = jax.lax.optimization_barrier((params, zero))
+    return params, jax.tree.map(same, example), jax.random.wrap_key_data(
+        same(jax.random.key_data(key)), impl=jax.random.key_impl(key)
     )
 
 

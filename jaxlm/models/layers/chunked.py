@@ -90,7 +90,7 @@ def attend_in_chunks(
     """
     if previous is None and _has_kernel(attention, query.shape, query.dtype.name, num_chunks):
         options = Options(query.shape[2] // num_chunks, self_score, 0.0 if dropout_key is None else dropout_rate)
-        return _fused(query, key, value, positions, segments, dropout_key, options)
+        return fused(query, key, value, positions, segments, dropout_key, options)
 
     def split(x: jax.Array) -> jax.Array:
         return x.reshape(*x.shape[:2], num_chunks, -1, *x.shape[3:])
@@ -132,7 +132,7 @@ def _has_kernel(attention: str, shape: tuple[int, ...], dtype: str, num_chunks: 
     return kernel == "own"
 
 
-def _fused(query, key, value, positions, segments, dropout_key, options):
+def fused(query, key, value, positions, segments, dropout_key, options):
     """Return attention by the TPU's kernel."""
     batch, heads = query.shape[:2]
     vectors = jnp.stack([jnp.broadcast_to(x, query.shape[:3]) for x in (positions, segments)], axis=2)

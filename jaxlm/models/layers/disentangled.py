@@ -80,7 +80,7 @@ def attend_disentangled(
         own = None if query_segments is None else key_segments
         segments = jnp.stack(joint_segments(own, key_segments, length), axis=1)
         distances = distance_query[::-1], distance_key
-        return _fused(config, query, key, value, *distances, positions, segments, dropout_key)
+        return fused(config, query, key, value, *distances, positions, segments, dropout_key)
     bias = disentangled_bias(query, key, distance_query, distance_key, positions, config.attention_scale)
     return attend(
         query, key, value, query_segments=query_segments, key_segments=key_segments, mask=mask, bias=bias,
@@ -88,7 +88,7 @@ def attend_disentangled(
     )
 
 
-def _fused(config, query, key, value, distance_query, distance_key, positions, segments, dropout_key):
+def fused(config, query, key, value, distance_query, distance_key, positions, segments, dropout_key):
     """Return disentangled attention by the TPU's kernel, which has a query at every position."""
     batch, length, heads, _ = key.shape
     rate = 0.0 if dropout_key is None else config.attention_dropout

@@ -129,7 +129,7 @@ class RelativeAttention(nn.Module):
         distance_query = query + self.position_bias.astype(c.dtype)
         segment_query, segment = query + self.segment_bias.astype(c.dtype), self.segment.astype(c.dtype)
         segment_scores = jnp.einsum("bqnd,snd->sbnq", segment_query, segment)
-        y = (_fused if has_kernel(c, distance.shape[1], key.shape[1]) else _in_memory)(
+        y = (fused if has_kernel(c, distance.shape[1], key.shape[1]) else in_memory)(
             c, query + self.content_bias.astype(c.dtype), distance_query, key, value, distance, segment_scores,
             is_backward, queries, keys, module_key(self, c.attention_dropout, self.deterministic),
         )
@@ -148,7 +148,7 @@ def has_kernel(config: StackConfig, distances: int, keys: int) -> bool:
     return kernel == "own"
 
 
-def _in_memory(
+def in_memory(
     config, query, distance_query, key, value, distance, segment_scores, is_backward, queries, keys, dropout_key
 ):
     """Return attention with the scores in memory."""
@@ -168,7 +168,7 @@ def _in_memory(
     )
 
 
-def _fused(
+def fused(
     config, query, distance_query, key, value, distance, segment_scores, is_backward, queries, keys, dropout_key
 ):
     """Return attention by the TPU's kernel."""
