@@ -31,9 +31,6 @@ from jaxlm.models.layers.row_attention import LONGEST_ROTATED, AttentionInputs, 
 from jaxlm.parallel.activations import target_kind, target_platform
 from jaxlm.parallel.rules import ACTIVATION_AXES
 
-IN_BLOCKS = " in blocks"
-"""End of the name of a kernel that computes a band in blocks (`banded_attention`)."""
-
 
 def attend(
     query: Float[Array, "batch queries heads head_dim"],
@@ -85,14 +82,10 @@ def attend(
         return _by_splash(query, key, value, query_segments, key_segments, causal, scale, band)
     if kernel == "cudnn":
         return _by_cudnn(query, key, value, query_segments, key_segments, mask, bias, causal, band, scale)
-    if kernel.endswith(IN_BLOCKS):
-        of_block = functools.partial(
-            attend, scale=scale, dropout_rate=dropout_rate, dropout_key=dropout_key,
-            kernel=kernel.removesuffix(IN_BLOCKS),
-        )
-        return banded_attention(
-            of_block, query, key, value, query_segments, key_segments, band=band, causal=causal
-        )
+    if kernel.endswith(" in blocks"):
+        given = dict(scale=scale, dropout_rate=dropout_rate, dropout_key=dropout_key)
+        block = functools.partial(attend, kernel=kernel.removesuffix(" in blocks"), **given)
+        return banded_attention(block, query, key, value, query_segments, key_segments, band=band, causal=causal)
     visible = visible_keys(query_segments, key_segments, mask, causal, query.shape[1], key.shape[1], band)
     bits = None
     if dropout_key is not None and dropout_rate > 0.0:
@@ -166,7 +159,6 @@ def _kept(x: Float[Array, "batch heads queries keys"], bits: jax.Array | None, r
 def _by_cudnn(query, key, value, query_segments, key_segments, mask, bias, causal, band, scale):
     """Return attention by cuDNN's kernel, which takes lengths, or else the mask of each query and key."""
     visible = lengths = None
-    # cuDNN has windows of its own for causal attention.
     has_window = causal and band is not None and all(x is None for x in (query_segments, key_segments, mask, bias))
     if query_segments is None and mask is None and (band is None or has_window):
         lengths = None if key_segments is None else jnp.maximum(jnp.sum(key_segments > 0, axis=1), 1)
@@ -287,9 +279,8 @@ def choose_kernel(
     if implementation == "xla":
         return "xla"
     # The TPU's kernels skip what is beyond the band.
-    blocks = None
-    if platform != "tpu" and mask is None and bias is None:
-        blocks = block_shape(queries, keys, band, causal)
+    is_plain = platform != "tpu" and mask is None and bias is None
+    blocks = block_shape(queries, keys, band, causal) if is_plain else None
     if platform == "tpu" and mask is None:
         # Before v4 the kernels do not multiply bfloat16.
         is_bfloat16, is_old = dtype == "bfloat16", target_kind() in ("TPU v2", "TPU v3")
@@ -316,7 +307,7 @@ def choose_kernel(
     if fused is None and blocks is not None:
         visible = jax.ShapeDtypeStruct((2, 1, *blocks), bool)
         sizes = *blocks, heads, head_dim, dtype
-        return choose_kernel(implementation, *sizes, drops=drops, mask=visible, bias=None) + IN_BLOCKS
+        return choose_kernel(implementation, *sizes, drops=drops, mask=visible, bias=None) + " in blocks"
     return fused or "xla"
 
 
@@ -343,10 +334,8 @@ def cudnn_works(
     batch, struct = 2, jax.ShapeDtypeStruct
 
     def probe(query, source, query_segments, key_segments, mask, bias):
-        segments = {
-            "query_segments": query_segments if packed else None,
-            "key_segments": key_segments if packed or band is None else None,
-        }
+        keys = key_segments if packed or band is None else None
+        segments = {"query_segments": query_segments if packed else None, "key_segments": keys}
         y = attend(query, source, source, **segments, mask=mask, bias=bias, causal=causal, band=band, kernel="cudnn")
         return jnp.sum(y.astype(jnp.float32))
 
