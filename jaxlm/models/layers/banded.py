@@ -20,26 +20,14 @@ def banded_attention(
     query: Float[Array, "batch length heads head_dim"],
     key: Float[Array, "batch length heads head_dim"],
     value: Float[Array, "batch length heads head_dim"],
-    query_segments: Int[Array, "batch length"] | None,
-    key_segments: Int[Array, "batch length"] | None,
-    *,
-    band: int,
-    causal: bool,
+    query_segments: Int[Array, "batch length"] | None, key_segments: Int[Array, "batch length"] | None,
+    *, band: int, causal: bool,
 ) -> Float[Array, "batch length heads head_dim"]:
     """Return attention to the keys that are less than `band` positions from their query.
 
     Each block of queries is a row of its own, with the keys of the block and of its neighbours as far as the band
-    reaches: the scores of a row are length x (block + 2 reaches) instead of length².
-
-    Args:
-        attend: Attention of queries, keys and values with a `mask`: all other arguments of `attention.attend`.
-        query: Queries.
-        key: Keys.
-        value: Values.
-        query_segments: As in `attention.attend`.
-        key_segments: As in `attention.attend`.
-        band: Number of positions from its own on, to either side, that a query attends to.
-        causal: Whether later keys are masked.
+    reaches: the scores of a row are length x (block + 2 reaches) instead of length². The arguments are those of
+    `attention.attend`, which computes the blocks with their `mask`: `attend`, with all that is not given here.
     """
     (batch, length), (block, reach) = query.shape[:2], _block_and_reach(band)
 
