@@ -58,6 +58,7 @@ part check 140 "$python" -m jaxlm.cli check --minutes 2
 bench gpt2_packed 60 "${gpt[@]}" "${bfloat16[@]}"
 bench gpt2_plain 90 "${gpt[@]}" "${bfloat16[@]}" --objective.plain-stream True --peer plain
 bench bert 60 "${bert[@]}" "${bfloat16[@]}" "${fused[@]}"
+bench bert_dropout 60 "${bert[@]}" "${bfloat16[@]}"
 # shellcheck disable=SC2046  # two flags with their values
 bench modernbert_short 60 "${modern[@]}" "${bfloat16[@]}" $(at "$short")
 # shellcheck disable=SC2046
