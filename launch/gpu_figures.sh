@@ -32,6 +32,7 @@ part() {
     timeout "$((limit < left ? limit : left))" "$@" > "$out/$name.out" 2> "$out/$name.log"
     echo "── $name: exit $?, $((SECONDS - begin)) s"
     grep -h '^Attention: ' "$out/$name.log" || true
+    [ "$name" != check ] || cat "$out/check.out"
 }
 
 # bench NAME SECONDS PRESET …: `jaxlm bench --json` as a part, with its object in a line.
@@ -54,7 +55,7 @@ SUMMARY
 
 at() { printf -- '--data.length %s --train.batch-size %s' "${1%x*}" "${1#*x}"; }
 
-part check 140 "$python" -m jaxlm.cli check --minutes 2
+part check 140 env -C "$out" "$python" -m jaxlm.cli check --minutes 2
 bench gpt2_packed 60 "${gpt[@]}" "${bfloat16[@]}"
 bench gpt2_plain 90 "${gpt[@]}" "${bfloat16[@]}" --objective.plain-stream True --peer plain
 bench bert 60 "${bert[@]}" "${bfloat16[@]}" "${fused[@]}"
