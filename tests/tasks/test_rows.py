@@ -452,8 +452,8 @@ BAD_ROWS = {
          "answers": [TURN, TURN | {"span_start": "0"}, TURN, None]}]}),
         ["turn 1: the field 'span_start' is text", "turn 3: expected a JSON object, found null"]),
     "no label": (TextRows, "x.csv", "text,label\ngood,x\nbad,\nworse\nfine,y\n",
-                 ["line 3 has no label; fill it in, name the column that has it, or, if rows have several labels or none "
-                  "of them, give --data.label-separator", "line 4 has 1 column instead"]),
+                 ["line 3 has no label; fill it in, name the column that has it, or, if rows have several labels or "
+                  "none of them, give --data.label-separator", "line 4 has 1 column instead"]),
     "quotes": (TextRows, "x.csv", 'text,label\n"red ""house"",\nblue",x\n"a" b,x\n"c",y\ne,"x', [
         "line 4 cannot be split into columns (',' expected after '\"'); double the quotes", "line 6 cannot be split"]),
     "carriage returns": (TextRows, "x.tsv", "text\tlabel\na\tx\nb\rc\ty\nd\ty\n", ["line 3 cannot be split"]),
