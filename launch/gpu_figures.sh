@@ -13,7 +13,7 @@ export PYTHONUNBUFFERED=1 TF_CPP_MIN_LOG_LEVEL=2
 start=$SECONDS total="${GPU_FIGURES_SECONDS:-420}"
 
 if "$python" -c 'import sys, jax; sys.exit(jax.default_backend() != "gpu")' 2> /dev/null; then
-    gpt=(gpt2 --train.batch-size 32) bert=(bert_base --train.batch-size 64 --train.phases=)
+    gpt=(gpt2 --train.batch-size 32) bert=(bert_base --train.batch-size 64 --data.length 512 --train.phases=)
     modern=(modernbert_base --train.phases=) t5=(t5_1_1_base --train.batch-size 32)
     electra=(electra_base --train.batch-size 64) short=1024x32 long=8192x8 steps=400
     nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader || true
@@ -61,9 +61,9 @@ bench gpt2_plain 90 "${gpt[@]}" "${bfloat16[@]}" --objective.plain-stream True -
 bench bert 60 "${bert[@]}" "${bfloat16[@]}" "${fused[@]}"
 bench bert_dropout 60 "${bert[@]}" "${bfloat16[@]}"
 # shellcheck disable=SC2046  # two flags with their values
-bench modernbert_short 60 "${modern[@]}" "${bfloat16[@]}" $(at "$short")
+bench modernbert_short 90 "${modern[@]}" "${bfloat16[@]}" $(at "$short")
 # shellcheck disable=SC2046
-bench modernbert_long 60 "${modern[@]}" "${bfloat16[@]}" $(at "$long")
+bench modernbert_long 90 "${modern[@]}" "${bfloat16[@]}" $(at "$long")
 
 # A real run, stopped by SIGTERM and resumed, and one that is not: the same bits.
 flags=("${bert[@]}" "${bfloat16[@]}" "${fused[@]}" --data.source python-docs --train.steps "$steps" --train.eval-every 0

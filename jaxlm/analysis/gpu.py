@@ -30,7 +30,7 @@ BANDWIDTH_SHARE = 0.85
 """Assumed share of the memory bandwidth that other operations reach."""
 LAUNCH_SECONDS = 2e-6
 """Assumed least time of an operation."""
-DEFAULT_MEMORY_SHARE = 0.9
+DEFAULT_MEMORY_SHARE = 0.75
 """Share of a GPU's memory that JAX reserves, unless one of MEMORY_SHARES says otherwise."""
 MEMORY_SHARES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 """Environment variables; the second is the older name."""

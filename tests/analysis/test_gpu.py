@@ -157,7 +157,7 @@ def test_memory_is_what_jax_reserves(monkeypatch):
     (device,) = devices("h100", 1, 1)
     for name in gpu.MEMORY_SHARES:
         monkeypatch.delenv(name, raising=False)
-    assert gpu.memory_limit(device) == int(0.9 * 85028765696)
+    assert gpu.memory_limit(device) == int(0.75 * 85028765696)
     monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", ".95")
     assert gpu.memory_limit(device) == int(0.95 * 85028765696)
     monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "0.5")
