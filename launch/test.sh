@@ -5,13 +5,15 @@
 #   ./launch/test.sh -m fuzz             a thousand odd inputs
 #   ./launch/test.sh -m chaos            two hundred faults
 #   ./launch/test.sh tests/data -k gz    a part
+#   PYTHON=python3.11 ./launch/test.sh   with another Python than the newest; each has an environment of its own
 set -euo pipefail
 # shellcheck source=launch/environment.sh
 source "$(dirname "$0")/environment.sh"
 
 # An environment of its own: with libtpu and PyTorch in .venv, commands there would search for a TPU and warn.
 # One version of PyTorch, installed first, so that nothing that depends on it chooses another build.
-make_environment .venv-test test,tpu torch==2.13.0
+find_python
+make_environment ".venv-test-$version" test,tpu torch==2.13.0
 
 export JAX_PLATFORMS=cpu TPU_SKIP_MDS_QUERY=1
 "$BIN/ruff" check .
