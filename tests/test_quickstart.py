@@ -64,6 +64,7 @@ def test_a_folder_of_others_is_left_alone(quickstart, tmp_path):
 
 # Stands for the machine's Python: it makes an environment whose own Python has pip. It never installs anything.
 PYTHON = """#!/usr/bin/env bash
+[ "$1" = -c ] && echo 3.12
 if [ "$1 $2" = "-m venv" ]; then
     [ "$3" = --clear ] && rm -rf "$4"
     mkdir -p "$4/bin"
@@ -77,7 +78,7 @@ fi
 @pytest.mark.parametrize("pip", [False, True])
 def test_the_tests_make_an_environment_of_their_own_and_a_half_made_one_anew(tmp_path, pip):
     shutil.copytree(Path(__file__).parents[1] / "launch", tmp_path / "launch")
-    folder = tmp_path / ".venv-test"
+    folder = tmp_path / ".venv-test-3.12"
     old, machine = folder / "bin" / "python", tmp_path / "machine" / "python3"
     broken = f"#!/usr/bin/env bash\nexit {0 if pip else 1}\n"
     for path, text in ((old, broken), (old.with_name("ruff"), broken), (machine, PYTHON)):
@@ -87,7 +88,7 @@ def test_the_tests_make_an_environment_of_their_own_and_a_half_made_one_anew(tmp
     (folder / "rest").touch()
     done = subprocess.run(
         ["bash", str(tmp_path / "launch" / "test.sh")], capture_output=True, text=True,
-        env=os.environ | {"PATH": f"{machine.parent}:{os.environ['PATH']}"},
+        env=os.environ | {"PATH": f"{machine.parent}:{os.environ['PATH']}", "PYTHON": "python3"},
     )
     assert done.returncode == 0, done.stderr
     assert ("Making a virtual environment" in done.stdout) == (not pip)
