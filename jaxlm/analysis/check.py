@@ -112,7 +112,7 @@ def run_checks(
             save(found)
             results[name] = _run(check)
             save(found)
-        report(f"{name:<18}{results[name]['result']} {summary(results[name])}")
+        report(f"{name:<22}{results[name]['result']} {summary(results[name])}")
     return found
 
 
