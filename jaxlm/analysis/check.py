@@ -112,7 +112,7 @@ def run_checks(
             save(found)
             results[name] = _run(check)
             save(found)
-        report(f"{name:<18}{results[name]['result']} {summary(results[name])}")
+        report(f"{name:<22}{results[name]['result']} {summary(results[name])}")
     return found
 
 
@@ -138,7 +138,8 @@ def summary(result: Mapping[str, Any]) -> str:
     if not parts:
         limited = {name: figure["value"] / figure["limit"] for name, figure in figures.items() if figure["limit"]}
         names = [max(limited, key=limited.__getitem__)] if limited else figures
-        parts = [f"{name} {figures[name]['value']:.3}" for name in names]
+        parts = [f"{name} {figures[name]['value']:.3}".removesuffix(" nan") for name in names]
+        parts += [f"limit {figures[name]['limit']:.3g}" for name in names if limited]
     return f"{result['seconds']:6.1f} s  " + ", ".join(" ".join(part.split())[:300] for part in parts)
 
 

@@ -70,7 +70,7 @@ def test_the_folder_gives_our_vectors(model, fields, architecture, bpe, tmp_path
         pooling = read_json(out / "1_Pooling/config.json") | {"include_prompt": False}
         (out / "1_Pooling/config.json").write_text(json.dumps(pooling))
         with pytest.raises(UserError, match="pools texts without their prompt"):
-            trained.encode(TEXTS, role="query")
+            load_trained(out).encode(TEXTS, role="query")
     with pytest.raises(UserError, match="no pooling 'max'; choose cls, mean, last"):
         trained.encode(TEXTS, "max", prompt="")
     # A prefix scores as in training.
