@@ -22,7 +22,7 @@ from jax.sharding import Mesh, use_abstract_mesh
 
 from jaxlm.analysis.bench import bench_pretraining
 from jaxlm.analysis.compilation import compile_step
-from jaxlm.analysis.kernel_checks import KERNELS, LIMITS, Figure, check_kernel, check_layer_dropout, precision
+from jaxlm.analysis.kernel_checks import KERNELS, LIMITS, Figure, check_dropout, check_kernel, precision
 from jaxlm.analysis.links import predict
 from jaxlm.analysis.step import batch_shapes, open_stand_in
 from jaxlm.config.experiment import Experiment, Resolved
@@ -70,7 +70,7 @@ def all_checks(names: Sequence[str]) -> dict[str, Check]:
                         f"{device.platform},cpu.") from None
     here = {name: kernel for name, kernel in KERNELS.items() if device.platform in kernel.platforms}
     checks: dict[str, Check] = {name: functools.partial(check_kernel, here[name], device, cpu) for name in here}
-    checks["dropout"] = functools.partial(check_layer_dropout, device, cpu)
+    checks["dropout"] = functools.partial(check_dropout, device, cpu)
     checks |= {"twice": check_twice, "resume": check_resume}
     of_preset = {name: functools.partial(check_preset, name, cpu) for name in (*FIRST, *preset_files(), *names)}
     checks |= {name: of_preset[name] for name in FIRST}

@@ -30,7 +30,6 @@ LIMITS = {"float32": 1e-4, "bfloat16": 3e-2}
 """Relative errors by type; more is allowed where scores in memory have half of it in the same type on the CPU."""
 ROWS, LENGTH, HEADS, WIDTH = 2, 256, 2, 64
 RATE = 0.25
-"""Dropout rate, which random bits of any number have exactly."""
 DOCUMENTS = np.repeat([[1, 2], [1, 0]], [150, 106], axis=1).astype(np.int32)
 """Segments of two rows; the second ends with padding."""
 CONFIG = StackConfig(hidden_size=HEADS * WIDTH, num_layers=1, num_heads=HEADS, head_dim=WIDTH, intermediate_size=1,
@@ -123,10 +122,13 @@ KERNELS: dict[str, Kernel] = {
     "xla": Kernel((_attend("xla", has_bias=True), _attend("xla", packed=True, causal=True, band=64)),
                   ("tpu", "gpu", "cpu"), ("float32", "bfloat16")),
     "rows": Kernel((_attend("rows", has_bias=True), _attend("rows", packed=True, causal=True, rope_theta=1e4))),
+    "xla in blocks": Kernel((_attend("xla in blocks", packed=True, band=40),
+                             _attend("xla in blocks", causal=True, band=40)), ("gpu", "cpu"), ("float32", "bfloat16"),
+                            drops=False),
     "splash": Kernel((_attend("splash", packed=True, causal=True), _attend("splash", band=64)),
                      dtypes=("float32", "bfloat16"), drops=False),
-    "cudnn": Kernel((_attend("cudnn"), _attend("cudnn", has_bias=True), _attend("cudnn", packed=True, causal=True)),
-                    ("gpu",), drops=False),
+    "cudnn": Kernel((_attend("cudnn"), _attend("cudnn", has_bias=True), _attend("cudnn", packed=True, causal=True),
+                     _attend("cudnn in blocks", packed=True, band=40)), ("gpu",), drops=False),
     "relative": Kernel((_relative(85, 0), _relative(0, 128))),
     "disentangled": Kernel((Case(_disentangled, ((ROWS, LENGTH, HEADS, WIDTH),) * 3
                                  + ((2 * LENGTH + 1, HEADS, WIDTH),) * 2),)),
@@ -136,29 +138,36 @@ KERNELS: dict[str, Kernel] = {
 
 
 def check_kernel(kernel: Kernel, device: jax.Device, cpu: jax.Device) -> Iterator[Figure]:
-    """Compare outputs and gradients of a kernel with scores in memory on the CPU, and check its dropout."""
+    """Compare outputs and gradients of a kernel with scores in memory on the CPU, also with dropout, by one mask."""
     # True is the plain interpreter: that of a TPU's memories, the default, does not run splash attention (jax 0.10).
     is_cpu = device.platform == "cpu"
     with pltpu.force_tpu_interpret_mode(True) if is_cpu else contextlib.nullcontext():
         for number, (run, shapes) in enumerate(kernel.cases, 1):
             arrays, plain, fused = normal(shapes), functools.partial(run, False), functools.partial(run, True)
-            exact = compiled(plain, cpu, "float32")(None, arrays)
-            for dtype in kernel.dtypes:
-                on_cpu, found = compiled(plain, cpu, dtype)(None, arrays), compiled(fused, device, dtype)(None, arrays)
-                for what, part in (("output", slice(1)), ("gradients", slice(1, None))):
-                    limit = max(LIMITS[dtype], 2 * _error(on_cpu[part], exact[part]))
-                    yield f"{dtype} {what} {number}", _error(found[part], exact[part]), limit
-        if kernel.drops:
-            yield from check_dropout(compiled(fused, device, kernel.dtypes[-1]), shapes)
+            for key in (None, dropout_key(0, 1))[: 1 + kernel.drops]:
+                exact = compiled(plain, cpu, "float32")(key, arrays)
+                for dtype in kernel.dtypes:
+                    on_cpu, found = (compiled(*one, dtype)(key, arrays) for one in ((plain, cpu), (fused, device)))
+                    for what, part in (("output", slice(1)), ("gradients", slice(1, None))):
+                        limit = max(LIMITS[dtype], 2 * _error(on_cpu[part], exact[part]))
+                        name = f"{dtype} {what} {number}" + " with dropout" * (key is not None)
+                        yield name, _error(found[part], exact[part]), limit
 
 
-def check_layer_dropout(device: jax.Device, cpu: jax.Device) -> Iterator[Figure]:
-    """Check dropout of hidden states, which has the same mask on every device."""
-    shape = (ROWS, LENGTH, HEADS, WIDTH)
-    here, there = (compiled(lambda key, x: dropout(x, RATE, key), where, "float32") for where in (device, cpu))
-    masks = [_mask(run, dropout_key(0, 1), [shape]) for run in (here, there)]
-    yield "elements unlike the CPU's", np.sum(masks[0] != masks[1]), 0
-    yield from check_dropout(here, [shape])
+def check_dropout(device: jax.Device, cpu: jax.Device) -> Iterator[Figure]:
+    """Check the law of dropout, that its mask is the CPU's, and that the backward pass has the same."""
+    shape, variance, masks = (ROWS, LENGTH, HEADS, WIDTH), RATE * (1 - RATE), []
+    run = functools.partial(compiled, lambda key, x: dropout(x, RATE, key), dtype="float32")
+    (output, gradient), (cpus, _) = (run(device=one)(dropout_key(0, 1), [np.ones(shape)]) for one in (device, cpu))
+    yield "elements unlike the CPU's", np.sum((output > 0) != (cpus > 0)), 0
+    yield "gradients unlike the outputs", np.sum((output > 0) != (gradient != 0)), 0
+    for step in (1, 2):
+        masks.append((run(device=device)(dropout_key(0, step), [np.ones(shape)])[0] > 0).ravel() - (1 - RATE))
+        yield f"deviations of rate {step}", abs(masks[-1].sum()) / np.sqrt(variance * masks[-1].size), 5
+    spectra = [np.fft.rfft(mask) for mask in masks]
+    for name, other in (("itself", 0), ("another key's", 1)):  # at every distance: neighbours, heads and rows
+        correlation = np.fft.irfft(spectra[0] * spectra[other].conj()) / (variance * np.sqrt(masks[0].size))
+        yield f"deviations of correlation with {name}", np.abs(correlation[1 - other :]).max(), 6.5
 
 
 def normal(shapes: Sequence[tuple[int, ...]], seed: int = 0) -> list[np.ndarray]:
@@ -190,37 +199,3 @@ def compiled(run: Callable[..., jax.Array], device: jax.Device, dtype: str) -> E
 def _error(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
     """Return the largest error, relative to the largest number of its array."""
     return max(np.abs(x - y).max() / np.abs(y).max() for x, y in zip(found, expected, strict=True))
-
-
-def check_dropout(run: Evaluation, shapes: Sequence[tuple[int, ...]]) -> Iterator[Figure]:
-    """Check that dropped elements are as many and as independent as they should be, and the same in both passes."""
-    keys, variance, spectra = [dropout_key(0, step) for step in (1, 2)], RATE * (1 - RATE), []
-    visible = _mask(run, None, shapes)
-    for key in keys:
-        dropped = np.where(visible, ~_mask(run, key, shapes) - RATE, 0.0).ravel()
-        yield f"deviations of rate {len(spectra)}", abs(dropped.sum()) / np.sqrt(variance * visible.sum()), 5
-        spectra.append(np.fft.rfft(dropped, 2 * dropped.size))
-    pairs = np.fft.irfft(np.abs(np.fft.rfft(visible.ravel(), 2 * visible.size)) ** 2)
-    for name, other in (("itself", 0), ("another key's", 1)):  # at every distance: neighbours, heads and rows
-        products = np.fft.irfft(spectra[0] * spectra[other].conj())
-        correlation = np.abs(products) / (variance * np.sqrt(np.maximum(pairs, 1000)))
-        yield f"deviations of correlation with {name}", correlation[1 - other :].max(), 6.5
-    arrays = normal(shapes)
-    output, *gradients = run(keys[0], arrays)
-    for place, gradient in enumerate(gradients):
-        step = 0.05 * gradient / np.sqrt(np.mean(gradient**2))
-        ends = [(arrays[place] + sign * step).astype(jnp.bfloat16).astype(np.float64) for sign in (1, -1)]
-        high, low = (run(keys[0], [*arrays[:place], end, *arrays[place + 1 :]])[0] for end in ends)
-        slope = np.sum(normal([output.shape], 1)[0] * (high - low)) / np.sum(gradient * (ends[0] - ends[1]))
-        yield f"gradient {place + 1} beside the slope", abs(slope - 1), 0.1
-
-
-def _mask(run: Evaluation, key: jax.Array | None, shapes: Sequence[tuple[int, ...]]) -> np.ndarray:
-    """Return the elements that are kept, of attention [batch, queries, heads, keys]: one-hot values tell keys apart."""
-    if len(shapes) == 1:
-        return run(key, [np.ones(shapes[0])])[0] > 0
-    arrays, (_, keys, _, width), parts = [np.zeros(shape) for shape in shapes], shapes[2], []
-    for first in range(0, keys, width):
-        arrays[2] = np.broadcast_to(np.eye(keys)[:, None, first : first + width], shapes[2])
-        parts.append(run(key, arrays)[0][..., :width] > 0)
-    return np.concatenate(parts, axis=-1)
