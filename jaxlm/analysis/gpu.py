@@ -2,7 +2,7 @@
 
 XLA's CUDA compiler needs no driver and no GPU, only a description of one. It states no costs, so the time is a
 roofline: each scheduled operation takes its FLOPs at PRODUCT_SHARE of the peak or its memory traffic at BANDWIDTH_SHARE
-of the bandwidth, whichever is longer. No GPU has confirmed these shares.
+of the bandwidth, whichever is longer (configs/RESULTS.md: what GPUs said).
 """
 
 from __future__ import annotations
