@@ -116,7 +116,10 @@ class TextToText(Task):
         return dataclasses.replace(self, kind=self.kind.with_rows(rows, data))
 
     def remarks(self, rows: LabelledSource, length: int) -> list[str]:
-        return row_remarks(self.kind or self, rows) + rows.cut_remarks(self, length)
+        examples = rows.examples("train", self, length)
+        num_full = sum(np.sum(one.arrays["weights"] > 0) >= self.max_target for one in examples)
+        line = f"{num_full:,} of {len(examples):,} answers reach --objective.max-target {self.max_target} and end there"
+        return row_remarks(self.kind or self, rows) + rows.cut_remarks(self, length) + [line] * bool(num_full)
 
     def bind(self, vocabulary: Vocabulary, length: int, statistics: Any = None) -> Self:
         for name in ("both_orders", "lm_coefficient", "teacher", "threshold"):

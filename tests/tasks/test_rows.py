@@ -18,6 +18,7 @@ from jaxlm.data.labelled import EncodedExample, LabelledSource, Record, good_row
 from jaxlm.data.readers import Columns
 from jaxlm.errors import UserError
 from jaxlm.models.bert import Bert
+from jaxlm.models.t5 import T5
 from jaxlm.tasks.answers import AnswerRows, Answers, Window
 from jaxlm.tasks.classification import Classification, TextRows
 from jaxlm.tasks.evaluate import Evaluation, answer_rows, evaluate
@@ -550,6 +551,14 @@ def test_remarks_about_rows():
     ]
     assert source.cut_remarks(PairsOfTexts, 12) == ["1 of 3 rows reach --data.length 12; longer texts are cut there"]
     assert source.cut_remarks(PairsOfTexts, 30) == []
+
+
+def test_answers_that_reach_the_longest_are_counted():
+    rows = [Record(str(i), f"x, line {i}", {"source": "a", "targets": [text]}, ("a",)) for i, text in
+            enumerate(("short", "longer than this"))]
+    task = TextToText(model=T5(), max_target=8).bind(Vocabulary.stand_in(300), 24)
+    source = LabelledSource(ByteTokenizer(), {"train": rows}, True)
+    assert task.remarks(source, 24) == ["1 of 2 answers reach --objective.max-target 8 and end there"]
 
 
 def test_the_share_of_unknown_words_in_rows(tmp_path, monkeypatch):
