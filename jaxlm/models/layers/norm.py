@@ -55,12 +55,16 @@ def _forward(x, scale, bias, eps, dtype, is_centered):
 def _backward(eps, dtype, is_centered, saved, dy):
     x, mean, inverse, scale, bias = saved
     wide, dy = x.astype(jnp.float32), dy.astype(jnp.float32)
-    normalized = (wide if mean is None else wide - mean) * inverse
-    d, rows = dy * scale, tuple(range(x.ndim - 1))
+
+    def normalized(mean, inverse):
+        return (wide if mean is None else wide - mean) * inverse
+
+    y, d, rows = normalized(mean, inverse), dy * scale, tuple(range(x.ndim - 1))
     centered = d if mean is None else d - jnp.mean(d, axis=-1, keepdims=True)
-    dx = inverse * (centered - normalized * jnp.mean(d * normalized, axis=-1, keepdims=True))
-    d_bias = None if bias is None else jnp.sum(dy, axis=rows)
-    return dx.astype(x.dtype), jnp.sum(dy * normalized, axis=rows), d_bias
+    dx = inverse * (centered - y * jnp.mean(d * y, axis=-1, keepdims=True))
+    # The barrier keeps XLA from sharing dy · y with dx, which takes a float32 array in a GPU's memory.
+    d_scale = jnp.sum(dy * normalized(*jax.lax.optimization_barrier((mean, inverse))), axis=rows)
+    return dx.astype(x.dtype), d_scale, None if bias is None else jnp.sum(dy, axis=rows)
 
 
 normalize.defvjp(_forward, _backward)
