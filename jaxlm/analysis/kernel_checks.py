@@ -58,8 +58,9 @@ class Kernel(NamedTuple):
 def _attend(kernel: str, packed: bool = False, has_bias: bool = False, **options: Any) -> Case:
     def run(is_fused, dropout_key, *arrays):
         segments = jnp.asarray(DOCUMENTS)
+        lengths = None if packed else jnp.sum(segments > 0, axis=1)
         y = attend(*arrays[:3], bias=arrays[3] if has_bias else None, query_segments=segments if packed else None,
-                   key_segments=segments, scale=0.125, dropout_rate=RATE, dropout_key=dropout_key,
+                   key_segments=segments, lengths=lengths, scale=0.125, dropout_rate=RATE, dropout_key=dropout_key,
                    kernel=kernel if is_fused else "xla", **options)
         return jnp.where(DOCUMENTS[..., None, None] > 0, y, 0)
 

@@ -49,7 +49,7 @@ def open_stand_in(
     """
     experiment.validate()
     require_model(experiment)
-    if experiment.train.steps is None:  # of `train.epochs`, which are of rows
+    if experiment.train.steps is None:  # of `train.epochs`, which wait for the rows
         experiment = with_value(experiment, "train.steps", 1)
     run = NO_RUN if config is None else RunFolder.read(config)
     names_data = config is not None and any(

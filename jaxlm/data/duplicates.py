@@ -121,19 +121,20 @@ def repeated_documents(
     """Return for each corpus the first bytes of documents that it trains on and that itself or another one holds out.
 
     Sources hold out different shares, and the tail of a small text may repeat a document before it. Documents are equal
-    if their split hashes are. None are returned of a corpus that would have nothing left, such as copies of one text.
+    if their split hashes are. A corpus keeps its repeats if it would otherwise be empty.
     """
     facts = [1, *([corpus.stamp, rule.below, rule.tail] for corpus, rule in zip(corpora, rules, strict=True))]
 
     def compute() -> dict[str, np.ndarray]:
-        found = [np.array(list(split_documents(each.pieces(), rule)), np.uint64).T for each, rule in
-                 zip(corpora, rules, strict=True)]
+        documents = (split_documents(each.pieces(), rule) for each, rule in zip(corpora, rules, strict=True))
+        found = [np.fromiter(each, np.dtype((np.uint64, 4))).T for each in documents]
         held_out = np.sort(np.concatenate([hashes[held > 0] for _, hashes, _, held in found]))
         result = {}
         for corpus, (starts, hashes, trained, held) in zip(corpora, found, strict=True):
             copies = np.searchsorted(held_out, hashes, side="right") - np.searchsorted(held_out, hashes)
             leaves = (trained > 0) & (copies > held)  # the document that the tail divides is no copy of itself
-            result[str(len(result))] = starts[leaves & (leaves.sum() < trained.sum())]
+            leaves &= leaves.sum() < trained.sum()
+            result[str(len(result))] = starts[leaves]
             if leaves.any():
                 report(f"Left out of the training text of {corpus.source}, as held out: {leaves.sum():,} documents")
         return result

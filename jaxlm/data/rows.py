@@ -148,7 +148,8 @@ def _is_quoted(path: str, *state: int | str) -> bool:
     """Return whether every column that begins with a quote ends with one and doubles those within, as pandas writes."""
     lines = (line for _, line in read_lines(path) if '"' in line)
     columns = (column for line in lines for column in line.rstrip("\r\n").split("\t") if column.startswith('"'))
-    return {bool(_QUOTED.fullmatch(column)) for column in columns} == {True}
+    first = next(columns, "")  # the first column that is no such one ends the search
+    return all(_QUOTED.fullmatch(column) for column in itertools.chain([first], columns))
 
 
 def refuse_saved_dataset(source: str) -> None:

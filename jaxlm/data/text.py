@@ -195,7 +195,7 @@ class TextData(Data):
         rules = [HeldOutRule.of(self.held_out, text) for text in texts]
         # By its hash, a source holds out all copies of a document.
         has_tail = any(rule.tail < text.bytes and text.documents > 1 for rule, text in zip(rules, texts, strict=True))
-        if self.deduplicate != "off" or not (has_tail or len(sources) > 1):
+        if self.deduplicate != "off" or not self.held_out or not (has_tail or len(sources) > 1):
             return [frozenset()] * len(sources)
         return repeated_documents([corpus for _, corpus, _ in sources.values()], rules, self.cache_dir, report)
 

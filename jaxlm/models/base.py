@@ -25,7 +25,7 @@ from jaxlm.types import Params, Pooling
 
 
 class AtEnd(NamedTuple):
-    """Padding at the end of every row: a fact of a feed, known while a step is traced, without any array."""
+    """Marker: all padding is at the end of its row. It is static: a pytree without leaves."""
 
 
 class Inputs(NamedTuple):

@@ -8,7 +8,7 @@ GPU_OPTIONS: dict[str, bool | int] = {
     # Triton finds the tiles of a matrix product by compiling and timing many: a first step of GPT-2 took 15 s on an
     # H100 without it, over a minute with it.
     "xla_gpu_enable_triton_gemm": False,
-    # By default two of attention's three projections become one product, which adds no biases.
+    # By default two of attention's three projections become one product, whose epilogue cannot add their biases.
     "xla_gpu_dot_merger_threshold_mb": 0,
 }
 """Options on every GPU."""

@@ -196,7 +196,8 @@ class Tagging(Task):
     def score(self, golds: Sequence[Any], answers: Sequence[Answer]) -> dict[str, float]:
         predictions = [answer.prediction for answer in answers]
         words = metrics.accuracy(list(itertools.chain(*predictions)), list(itertools.chain(*golds)))
-        has_entities = self.metric == "entities" or (self.metric == "auto" and metrics.entity_schemes(self.labels))
+        tags = {*self.labels, *itertools.chain(*golds)}
+        has_entities = self.metric == "entities" or (self.metric == "auto" and metrics.entity_schemes(tags))
         return {"accuracy": words} | (metrics.entity_f1(predictions, golds, self.labels) if has_entities else {})
 
     def as_text(self, record: Record) -> tuple[str, str]:

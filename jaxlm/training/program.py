@@ -226,7 +226,7 @@ def make_train_step(
             grads, terms, memory = results(state.params, example, key)
             if replay:
                 first = _digests(grads, terms, memory)
-                second = _digests(*results(*_again(state.params, example, key, jnp.min(first), state.step)))
+                second = _digests(*results(*_opaque_copies(state.params, example, key, jnp.min(first), state.step)))
                 terms |= {"replay": Term.of(first != second, jnp.ones(first.shape))}
             updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
             params = optax.apply_updates(state.params, updates)
@@ -266,10 +266,10 @@ def _digests(grads: Params, terms: Terms, memory: Memory) -> jax.Array:
     return jnp.stack([checksum(leaf) for leaf in jax.tree.leaves((grads, terms["loss"].total, memory))])
 
 
-def _again(
+def _opaque_copies(
     params: Params, example: Example, key: jax.Array, digest: jax.Array, step: jax.Array
 ) -> tuple[Params, Example, jax.Array]:
-    """Return the inputs of a step for computing it again, once `digest` of the first results is there.
+    """Return the step's inputs so that the compiler cannot reuse the first computation, which `digest` is of.
 
     A barrier alone does not keep the CPU's compiler from merging the two forward passes: it removes barriers before
     it looks for equal operations. It cannot know of `zero` that no step is below 0.

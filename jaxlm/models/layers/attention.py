@@ -277,27 +277,27 @@ def recorded_choices() -> Iterator[Callable[[], str]]:
     Raises:
         UserError: The model's `attention` field names a kernel that no attention of the step can use.
     """
-    found: dict[Choice, None] = {}
-    token = _choices.set(found)
+    choices: dict[Choice, None] = {}
+    token = _choices.set(choices)
     try:
         yield lambda: "; ".join(
-            f"{one.queries} x {one.keys} by {one.kernel}" + (f" (scores in memory: {one.reason})" if one.reason else "")
-            for one in found
+            f"{each.queries} x {each.keys} by {each.kernel}"
+            + (f" (scores in memory: {each.reason})" if each.reason else "") for each in choices
         )
     finally:
         _choices.reset(token)
-    asked = {one.implementation for one in found} - {"auto", "xla"}
-    if asked and all(one.reason for one in found):
+    requested = {each.implementation for each in choices} - {"auto", "xla"}
+    if requested and all(each.reason for each in choices):
         raise UserError(
-            f"objective.model.attention is {asked.pop()}, which no attention of this step can use "
-            f"({next(iter(found)).reason}); set it to auto, or change what stands in the way."
+            f"objective.model.attention is {requested.pop()}, which no attention of this step can use "
+            f"({next(iter(choices)).reason}); set it to auto, or change what stands in the way."
         )
 
 
 def choose_kernel(
     implementation: str, queries: int, keys: int, heads: int, head_dim: int, dtype: str, *, drops: bool, mask: Any,
     bias: Any, causal: bool = False, packed: bool = False, has_lengths: bool = False, band: int | None = None,
-    own: bool | None = None,
+    has_own_kernel: bool | None = None,
 ) -> str:
     """Return the kernel of `attend` for these sizes on the platform of the traced program.
 
@@ -315,7 +315,7 @@ def choose_kernel(
         packed: Whether queries have segments.
         has_lengths: Whether the lengths of the rows are known, or all keys visible.
         band: The band, or None.
-        own: For attention with a kernel of its own on TPUs ("own"): whether that kernel takes these arguments.
+        has_own_kernel: For attention with a kernel of its own on TPUs ("own"): whether that takes these arguments.
 
     Raises:
         UserError: The platform has no such kernel.
@@ -332,8 +332,8 @@ def choose_kernel(
     if implementation == "xla":
         reason = "objective.model.attention is xla"
     elif platform == "tpu":
-        kernel, reason = _tpu_kernel(queries, keys, heads, head_dim, dtype, drops, mask, bias, causal, own)
-    elif platform == "gpu" and own is not None:
+        kernel, reason = _tpu_kernel(queries, keys, heads, head_dim, dtype, drops, mask, bias, causal, has_own_kernel)
+    elif platform == "gpu" and has_own_kernel is not None:
         reason = "cuDNN has no attention of this kind"
     elif platform == "gpu" and (drops or dtype == "float32"):
         needed = ["--objective.model.dtype bfloat16"] * (dtype == "float32")
@@ -353,15 +353,16 @@ def choose_kernel(
 
 def _tpu_kernel(
     queries: int, keys: int, heads: int, head_dim: int, dtype: str, drops: bool, mask: Any, bias: Any, causal: bool,
-    own: bool | None,
+    has_own_kernel: bool | None,
 ) -> tuple[str, str]:
     """Return the TPU's kernel for the arguments of `choose_kernel`, and "", or "xla" and the reason."""
     # Before v4 the kernels do not multiply bfloat16.
     is_bfloat16, is_old = dtype == "bfloat16", target_kind() in ("TPU v2", "TPU v3")
     if is_bfloat16 and is_old:
         return "xla", f"the kernels multiply no bfloat16 on a {target_kind()}"
-    if own is not None:
-        return ("own", "") if own else ("xla", f"its kernel does not take {dtype} heads of {head_dim} at these lengths")
+    if has_own_kernel is not None:
+        reason = f"its kernel does not take {dtype} heads of {head_dim} at these lengths"
+        return ("own", "") if has_own_kernel else ("xla", reason)
     if mask is not None:
         return "xla", "an explicit mask"
     has_bias = bias is not None

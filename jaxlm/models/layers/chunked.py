@@ -127,7 +127,7 @@ def _has_kernel(attention: str, shape: tuple[int, ...], dtype: str, num_chunks: 
     _, heads, n, head_dim = shape
     kernel = choose_kernel(
         attention, n, n, heads, head_dim, dtype, drops=True, mask=None, bias=None, causal=True,
-        own=dtype == "bfloat16" and fits(n, n // num_chunks, head_dim),
+        has_own_kernel=dtype == "bfloat16" and fits(n, n // num_chunks, head_dim),
     )
     return kernel == "own"
 

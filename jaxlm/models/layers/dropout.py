@@ -1,6 +1,8 @@
 """Dropout, whose masks are a hash of the element's place: the same on every device and mesh.
 
-No random bits are stored or read. The mask is computed where it is used, and again in the backward pass.
+No random bits are stored or read. The mask is computed where it is used, and again in the backward pass. Two kinds of
+attention number their probabilities in another way than scores in memory do, so that their masks are others: a band in
+blocks, and the disentangled kernel for queries at some positions.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
 RESOLUTION = 2**16
-"""Number of values that an element's random bits are compared by."""
+"""Resolution of the dropout rate: 16 bits of each hash decide."""
 _FIRST, _SECOND = (np.uint32(factor).view(np.int32) for factor in (0x7FEB352D, 0x846CA68B))
 """Factors of the hash: those of "lowbias32" (Wellons 2018), a 32-bit hash of two rounds."""
 
@@ -51,7 +53,7 @@ _dropout.defvjp(_dropout_forward, _dropout_backward)
 def dropout_seeds(key: jax.Array, shape: tuple[int, ...]) -> Int[Array, "*shape"]:
     """Return the seeds of dropout, one per row, or one per row and head."""
     seeds = jax.lax.bitcast_convert_type(jax.random.bits(key, shape, jnp.uint32), jnp.int32)
-    # The backward pass needs the same; no rematerialization policy draws them again.
+    # Kept by the policies "cheap" and "dots", so that only "full" draws them again.
     return checkpoint_name(seeds, "attention")
 
 

@@ -143,7 +143,7 @@ def has_kernel(config: StackConfig, distances: int, keys: int) -> bool:
     """Return whether `choose_kernel` finds a fused kernel for these sizes."""
     kernel = choose_kernel(
         config.attention, keys, keys, config.num_heads, config.head_dim, config.dtype, drops=False, mask=None,
-        bias=None, own=fits(distances - keys, keys, config.head_dim, config.dtype),
+        bias=None, has_own_kernel=fits(distances - keys, keys, config.head_dim, config.dtype),
     )
     return kernel == "own"
 
