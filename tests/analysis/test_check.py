@@ -167,7 +167,7 @@ def test_no_check_ends_the_others(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
-    (["bert_tniy"], "there is no check or preset 'bert_tniy'; the checks are xla, rows, splash"),
+    (["bert_tniy"], "there is no check or preset 'bert_tniy'; the checks are xla, rows, xla in blocks"),
     (["--minutes", "0"], "--minutes is 0; it must be above 0"), (["--minutes", "soon"], "invalid float value: 'soon'"),
 ])
 def test_mistakes(arguments, words, capsys):
@@ -179,7 +179,8 @@ def test_mistakes(arguments, words, capsys):
 def test_the_order_and_the_choice():
     """Kernels first; presets that need another model's folder are left out."""
     names = list(check.all_checks([]))
-    assert names[:9] == ["xla", "rows", "splash", "relative", "disentangled", "chunked", "dropout", "twice", "resume"]
+    kernels = ["xla", "rows", "xla in blocks", "splash", "relative", "disentangled", "chunked"]
+    assert names[:10] == [*kernels, "dropout", "twice", "resume"]
     assert {"time:bert_tiny", "xlnet_tiny"} < set(names) and not {"distilbert_tiny", "ernie_tiny"} & set(names)
     assert list(check.all_checks(["gpt2_tiny", "rows"])) == ["gpt2_tiny", "rows"]
 
