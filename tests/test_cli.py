@@ -121,7 +121,7 @@ def test_mistakes_in_names(preset, tmp_path, capsys):
         (["pretrain", preset, "--run-dir", tmp_path / "\udcff"], "is not UTF-8, which runs need; choose another"),
         (["show", preset, "--data.tokenizer", fifo], "fifo is neither a file nor a folder"),
         (["show", preset, "--data.tokenizer", "http://host/vocab.txt"], "http://host/vocab.txt cannot be read"),
-        (["import", "b" * 300, other / "new"], "bbb cannot be read or written (File name too long)."),
+        (["import", "b" * 300, other / "new"], "cannot be read or written (File name too long)."),
         (["pretrian", preset], "there is no command 'pretrian'; the commands are pretrain, show"),
         (["export", tmp_path / "nothing", tmp_path / "out"], "nothing is not a jaxlm run folder"),
         (["show", preset, "--step", "-1"], "--step is -1; it must be at least 0"),

@@ -115,7 +115,8 @@ def test_without_an_average_that_can_be_read_the_imported_parameters_are(tmp_pat
         flip(path)
     found, step = checkpoints.restore_params(jax.eval_shape(lambda: params), report=said.append, average=True)
     checkpoints.close()
-    assert step == 0 and "<bound method" not in said[0] and "Error reading" in said[0]
+    assert step == 0 and "<bound method" not in said[0]
+    assert "Error reading" in said[0] or "does not match its checksum" in said[0], "by the file that is read first"
     assert_same_arrays(found, params)
 
 
