@@ -15,11 +15,11 @@ start=$SECONDS total="${GPU_FIGURES_SECONDS:-420}"
 if "$python" -c 'import sys, jax; sys.exit(jax.default_backend() != "gpu")' 2> /dev/null; then
     gpt=(gpt2 --train.batch-size 32) bert=(bert_base --train.batch-size 64 --data.length 512 --train.phases=)
     modern=(modernbert_base --train.phases=) t5=(t5_1_1_base --train.batch-size 32)
-    electra=(electra_base --train.batch-size 64) short=1024x32 long=8192x8 steps=400
+    plain=() electra=(electra_base --train.batch-size 64) short=1024x32 long=8192x8 steps=400
     nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader || true
 else
     gpt=(gpt2_tiny) bert=(bert_tiny --train.phases=) modern=(modernbert_tiny --train.phases=) t5=(t5_tiny)
-    electra=(electra_tiny) short=64x4 long=128x2 steps=120
+    plain=(--rows 8 --length 128 --layers 2 --width 128 --vocabulary 8192) electra=(electra_tiny) short=64x4 long=128x2 steps=120
     echo "No GPU: tiny presets on $("$python" -c 'import jax; print(jax.devices()[0].device_kind)')."
 fi
 bfloat16=(--objective.model.dtype bfloat16)
@@ -57,7 +57,9 @@ at() { printf -- '--data.length %s --train.batch-size %s' "${1%x*}" "${1#*x}"; }
 
 part check 140 env -C "$out" "$python" -m jaxlm.cli check --minutes 2
 bench gpt2_packed 60 "${gpt[@]}" "${bfloat16[@]}"
-bench gpt2_plain 90 "${gpt[@]}" "${bfloat16[@]}" --objective.plain-stream True --peer plain
+bench gpt2_plain 60 "${gpt[@]}" "${bfloat16[@]}" --objective.plain-stream True
+part plain_gpt2 60 "$python" launch/plain_gpt2.py "${plain[@]}"
+cat "$out/plain_gpt2.out" 2> /dev/null || true
 bench bert 60 "${bert[@]}" "${bfloat16[@]}" "${fused[@]}"
 bench bert_dropout 60 "${bert[@]}" "${bfloat16[@]}"
 # shellcheck disable=SC2046  # two flags with their values

@@ -13,7 +13,6 @@ import jax
 import numpy as np
 
 from jaxlm.analysis.peer import TrainStep, fine_tuning, generation
-from jaxlm.analysis.plain_gpt2 import plain_side
 from jaxlm.analysis.step import describe_vocabulary
 from jaxlm.analysis.timing import Side, compare, time_in_turns
 from jaxlm.config.experiment import Experiment
@@ -38,14 +37,14 @@ FINE_TUNING_STEPS = 64
 
 
 def bench_pretraining(
-    session: Session, peer_name: str | None = None, steps: int | None = None, report: Report = print
+    session: Session, has_peer: bool = False, steps: int | None = None, report: Report = print
 ) -> dict[str, Any]:
     """Time the train step (corruption, forward, backward, update) on full rows of random tokens.
 
     Args:
         session: The preset or run, with its constants.
-        peer_name: Also time another implementation: "huggingface" is the Transformers model of the same sizes, "plain"
-            a plain GPT-2. A preset whose optimizer they lack is then timed with AdamW on both sides.
+        has_peer: Also time the Transformers model of the same sizes. A preset whose optimizer it lacks is then timed
+            with AdamW on both sides.
         steps: Steps in a round; None for about ROUND_SECONDS.
         report: Receives progress messages.
 
@@ -53,16 +52,13 @@ def bench_pretraining(
         UserError: The configuration is invalid, or the peer is not available.
     """
     experiment, objective = session.experiment, session.objective
-    if peer_name and experiment.optimizer.name not in ("adamw", "adafactor", "adagrad"):
+    if has_peer and experiment.optimizer.name not in ("adamw", "adafactor", "adagrad"):
         report(f"The peer has no {experiment.optimizer.name}; timing both sides with AdamW …")
         session = session.replace(optimizer=dataclasses.replace(experiment.optimizer, name="adamw"))
         experiment = session.experiment
     t, length, mesh = experiment.train, experiment.data.length, make_mesh(experiment.mesh)
     batch, device, dtype = session.synthetic_batch(), mesh.devices.flat[0], objective.model.dtype
-    peer = None
-    if peer_name:
-        is_plain = peer_name == "plain"
-        peer = plain_side(experiment, batch) if is_plain else TrainStep(experiment, objective, batch, report).side()
+    peer = TrainStep(experiment, objective, batch, report).side() if has_peer else None
     program = session.program(mesh)
     placed, state = jax.device_put(batch, batch_sharding(mesh)), program.init_state(program.init_params(t.seed))
     step = _Steps(program, state)

@@ -1,12 +1,11 @@
 """Time the train step on this machine: tokens per second, MFU and the share of the corruption.
 
-jaxlm bench CONFIG [--peer huggingface|plain] [--steps N] [--generate N] [--phase N] [--json] [--any.field VALUE …]
+jaxlm bench CONFIG [--peer huggingface] [--steps N] [--generate N] [--phase N] [--json] [--any.field VALUE …]
 jaxlm bench TASK --init-from RUN_OR_HF_DIR [--as-text] [--peer huggingface] [--any.field VALUE …]
 
 The text is synthetic; if a flag names the data, such as --data.source, the vocabulary is the one that pretraining
 would use. --peer huggingface also times the Transformers class of the same sizes under torch.compile, in alternating
-rounds, and --peer plain, for gpt2, a GPT-2 as people write it in PyTorch. --generate N times greedy generation of N
-tokens a row instead; its peer is Transformers' generate.
+rounds. --generate N times greedy generation of N tokens a row instead; its peer is Transformers' generate.
 A task (with --init-from and --data.source) is timed on its rows; its peer is the Transformers Trainer.
 """
 
@@ -30,8 +29,7 @@ from jaxlm.errors import UserError
 def main(arguments: list[str]) -> int:
     """Run the command and return its exit code."""
     parser = config_parser("jaxlm bench", __doc__)
-    parser.add_argument("--peer", choices=["huggingface", "plain"], default=None,
-                        help="implementation to compare with; plain: a GPT-2 in PyTorch")
+    parser.add_argument("--peer", choices=["huggingface"], default=None, help="implementation to compare with")
     parser.add_argument("--steps", type=int, default=None,
                         help="steps in each round; default: two seconds' worth, for a task 64")
     parser.add_argument("--generate", type=int, default=None, metavar="N", help="time the generation of N tokens a row")
@@ -53,8 +51,6 @@ def main(arguments: list[str]) -> int:
     from jaxlm.runs.session import open_session
 
     has_peer = options.peer is not None
-    if options.peer == "plain" and (options.init_from or options.generate is not None):
-        raise UserError("--peer plain is for the train step of GPT-2; take --peer huggingface.")
     if options.init_from:
         if option := next((name for name in ("generate", "phase") if getattr(options, name) is not None), None):
             raise UserError(f"--{option} is for pretrained models; leave it out beside --init-from.")
@@ -66,6 +62,6 @@ def main(arguments: list[str]) -> int:
         if options.generate is not None:
             found = bench.bench_generation(session, options.generate, has_peer, log_line)
         else:
-            found = bench.bench_pretraining(session, options.peer, options.steps, log_line)
+            found = bench.bench_pretraining(session, has_peer, options.steps, log_line)
     print(json.dumps(found) if options.json else readable(found))
     return 0
