@@ -63,8 +63,7 @@ def attend(
         query_segments: Segment of each query, which attends only to keys of that segment; None to attend to all keys
             but padding.
         key_segments: Segment of each key; 0 is padding, which may stand anywhere.
-        lengths: Number of keys before the padding of each row, from a caller who knows that it stands at the end:
-            cuDNN takes it in place of a mask.
+        lengths: Number of keys before the padding, where that is known to stand at the end: cuDNN needs no mask then.
         mask: True where attention is allowed, in addition to the segments.
         bias: Added to the scores.
         causal: Whether later keys are masked; queries and keys are aligned at the start.
@@ -74,8 +73,7 @@ def attend(
         scale: Factor on the scores.
         dropout_rate: Dropout rate of the probabilities.
         dropout_key: Dropout key; None turns dropout off.
-        kernel: Result of `choose_kernel`: "xla" (scores in memory), or "cudnn", "rows" or "splash" (fused); the first
-            two also in blocks.
+        kernel: Result of `choose_kernel`: "xla" (scores in memory), "cudnn", "rows" or "splash" (fused), or in blocks.
     """
     if rope_theta is not None and (kernel != "rows" or query.shape[1] > LONGEST_ROTATED):
         positions = jnp.arange(query.shape[1])[None]
@@ -88,8 +86,8 @@ def attend(
     if kernel == "cudnn":
         return _by_cudnn(query, key, value, query_segments, key_segments, lengths, mask, bias, causal, band, scale)
     if kernel.endswith(" in blocks"):
-        given = dict(scale=scale, dropout_rate=dropout_rate, dropout_key=dropout_key)
-        block = functools.partial(attend, kernel=kernel.removesuffix(" in blocks"), **given)
+        dropped = dict(dropout_rate=dropout_rate, dropout_key=dropout_key)
+        block = functools.partial(attend, scale=scale, kernel=kernel.removesuffix(" in blocks"), **dropped)
         return banded_attention(block, query, key, value, query_segments, key_segments, band=band, causal=causal)
     visible = visible_keys(query_segments, key_segments, mask, causal, query.shape[1], key.shape[1], band)
     seeds = None

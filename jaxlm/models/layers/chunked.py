@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 from jaxlm.models.layers.attention import HIDDEN, choose_kernel, on_each_device, split_heads
 from jaxlm.models.layers.chunked_kernel import ChunkedInputs, Options, chunked_attention, fits
 from jaxlm.models.layers.config import StackConfig, kernel_init
-from jaxlm.models.layers.dropout import dropout_seeds, keep_mask, keep_scale, module_key
+from jaxlm.models.layers.dropout import dropout, dropout_seeds, module_key
 from jaxlm.models.layers.multi_head import HeadsDense
 from jaxlm.parallel.rules import ACTIVATION_AXES
 
@@ -112,11 +112,7 @@ def attend_in_chunks(
     if self_score is not None:
         scores = jnp.where(here == there, self_score, scores)
     total = jax.nn.logsumexp(scores, axis=-1)
-    probabilities = jnp.exp(scores - total[..., None])
-    if dropout_key is not None and dropout_rate > 0.0:
-        seeds = dropout_seeds(dropout_key, scores.shape[:2])
-        keep = keep_mask(seeds, scores.shape[2:], dropout_rate)
-        probabilities = jnp.where(keep, probabilities * keep_scale(dropout_rate), 0.0)
+    probabilities = dropout(jnp.exp(scores - total[..., None]), dropout_rate, dropout_key, row_axes=2)
     probabilities = probabilities.astype(value.dtype)
     out = jnp.einsum("bhcqk,bhckd->bhcqd", probabilities, keys(value))
     return out.reshape(query.shape), total.reshape(query.shape[:3])

@@ -23,19 +23,21 @@ _FIRST, _SECOND = (np.uint32(factor).view(np.int32) for factor in (0x7FEB352D, 0
 """Factors of the hash: those of "lowbias32" (Wellons 2018), a 32-bit hash of two rounds."""
 
 
-def dropout(x: Float[Array, "*shape"], rate: float, key: jax.Array | None) -> Float[Array, "*shape"]:
+def dropout(
+    x: Float[Array, "*shape"], rate: float, key: jax.Array | None, row_axes: int = 1
+) -> Float[Array, "*shape"]:
     """Set each element to 0 with probability `rate` and scale the others to keep the mean (Srivastava et al. 2014).
 
-    Without a key, or with rate 0, return `x`.
+    Without a key, or with rate 0, return `x`. The first `row_axes` axes have seeds of their own.
     """
     if key is None or rate <= 0.0:
         return x
-    return _dropout(x, dropout_seeds(key, x.shape[:1]), rate)
+    return _dropout(x, dropout_seeds(key, x.shape[:row_axes]), rate)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _dropout(x: Float[Array, "rows *shape"], seeds: Int[Array, " rows"], rate: float) -> Float[Array, "rows *shape"]:
-    keep = keep_mask(seeds, x.shape[1:], rate)
+def _dropout(x: Float[Array, "..."], seeds: Int[Array, "..."], rate: float) -> Float[Array, "..."]:
+    keep = keep_mask(seeds, x.shape[seeds.ndim :], rate)
     return jnp.where(keep, x * keep_scale(rate), 0.0).astype(x.dtype)
 
 
