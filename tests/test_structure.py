@@ -51,7 +51,7 @@ def words(tree: ast.AST, ignored: ast.AST | None = None) -> set[str]:
 
 def test_the_platform_is_asked_for_in_one_place_only():
     """One program runs on every device."""
-    allowed = {"jaxlm.models.layers.attention.choose_kernel"}
+    allowed = {"jaxlm.models.layers.kernel_choice.choose_kernel"}
     askers = set()
     for name, tree in modules().items():
         if name.split(".")[1:2] not in (["models"], ["objectives"], ["corruption"], ["training"]):

@@ -19,7 +19,7 @@ from jaxlm.config.experiment import Experiment
 from jaxlm.errors import UserError
 from jaxlm.inference.generate import Settings, continuations
 from jaxlm.keys import Purpose, purpose_key
-from jaxlm.models.layers.attention import recorded_choices
+from jaxlm.models.layers.kernel_choice import recorded_choices
 from jaxlm.objectives.base import Objective
 from jaxlm.parallel.mesh import make_mesh
 from jaxlm.parallel.peaks import measured_flops, peak_flops
@@ -68,11 +68,12 @@ def bench_pretraining(
     })
     corruption = _corruption(objective, placed, t.seed)
     sides = [side for side in (ours, peer, corruption) if side]
+    with recorded_choices() as kernels:  # refuses a kernel before minutes of compilation
+        program.train_step.trace(state, placed, program.constants)
+    if kernels():
+        report(f"Attention: {kernels()}.")
     for side in sides:
-        with recorded_choices() as kernels:
-            side.start(1, report)
-        if kernels():
-            report(f"Attention: {kernels()}.")
+        side.start(1, report)
         side.run(WARMUP_STEPS)
     steps = steps or max(1, min(MAX_STEPS, math.ceil(ROUND_SECONDS / ours.time(1))))
     peaks: list[float] = []  # measured in every round: a single measurement on a busy machine would be far too low

@@ -22,7 +22,7 @@ from jaxlm.analysis.hlo import cycles_window, traffic
 from jaxlm.analysis.links import collective_timer
 from jaxlm.analysis.step import BatchShapes, CompiledStep, input_bytes, mesh_text, read_compiled
 from jaxlm.errors import UserError, install
-from jaxlm.models.layers.attention import recorded_choices
+from jaxlm.models.layers.kernel_choice import recorded_choices
 from jaxlm.training.program import Program
 from jaxlm.types import Report
 

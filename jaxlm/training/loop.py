@@ -15,7 +15,7 @@ from jax.experimental import multihost_utils
 
 from jaxlm.config.experiment import TrainConfig
 from jaxlm.errors import Stopped, UserError
-from jaxlm.models.layers.attention import recorded_choices
+from jaxlm.models.layers.kernel_choice import recorded_choices
 from jaxlm.objectives.base import Objective, Term, Terms
 from jaxlm.parallel.hosts import from_main
 from jaxlm.parallel.peaks import peak_flops
@@ -151,10 +151,12 @@ def run_step(program: Program, state: TrainState, batches: Iterator[Any], log: S
     compiled = (id(train_step), *(array.shape for array in jax.tree.leaves(batch)))
     if compiled not in log.compiled_steps:
         log.compiled_steps.add(compiled)
-        with clock.during("compilation"), recorded_choices() as kernels:
+        with clock.during("compilation"):
+            with recorded_choices() as kernels:  # refuses a kernel before minutes of compilation
+                train_step.trace(state, batch, program.constants)
+            if kernels():
+                log.progress.note(f"Attention: {kernels()}.")
             state, terms = jax.block_until_ready(train_step(state, batch, program.constants))
-        if kernels():
-            log.progress.note(f"Attention: {kernels()}.")
     else:
         state, terms = train_step(state, batch, program.constants)
     if is_replayed and (different := int(terms.pop("replay").total)):

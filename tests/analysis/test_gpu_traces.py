@@ -13,7 +13,7 @@ from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jaxlm.analysis.step import batch_shapes, open_stand_in
 from jaxlm.config.presets import load_preset
 from jaxlm.models.base import Writer
-from jaxlm.models.layers import attention
+from jaxlm.models.layers import kernel_choice
 from jaxlm.parallel.mesh import make_mesh
 
 PRESETS = sorted({path.stem for path in Path(__file__).parents[2].glob("configs/*_tiny.py")}
@@ -22,8 +22,8 @@ PRESETS = sorted({path.stem for path in Path(__file__).parents[2].glob("configs/
 
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch):
-    monkeypatch.setattr(attention, "target_platform", lambda: "gpu")
-    monkeypatch.setattr(attention, "target_kind", lambda: "NVIDIA H100 80GB HBM3")
+    monkeypatch.setattr(kernel_choice, "target_platform", lambda: "gpu")
+    monkeypatch.setattr(kernel_choice, "target_kind", lambda: "NVIDIA H100 80GB HBM3")
     monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91900)
     monkeypatch.setattr(cudnn, "check_compute_capability", lambda _: True)
     monkeypatch.setattr(cudnn, "is_cuda_compute_capability_equal", lambda _: False, raising=False)
@@ -49,7 +49,7 @@ def test_every_tiny_preset(name):
     session = open_stand_in(experiment, report=lambda text: None)
     program = session.program(make_mesh(experiment.mesh, jax.devices()[:1]))
     batch = batch_shapes(session)
-    with attention.recorded_choices() as kernels:
+    with kernel_choice.recorded_choices() as kernels:
         program.train_step.trace(program.shapes, batch, program.constants)
         program.eval_step.trace(program.shapes.params, batch, jnp.int32(0), program.constants, program.shapes.memory)
     if "attention" in fields and not name.startswith(("xlnet", "reformer", "deberta", "kagnet")):
@@ -67,6 +67,6 @@ def test_packed_rows():
     objective = dataclasses.replace(objective, model=model, input_format="packed")
     session = open_stand_in(dataclasses.replace(experiment, objective=objective), report=lambda text: None)
     program = session.program(make_mesh(experiment.mesh, jax.devices()[:1]))
-    with attention.recorded_choices() as kernels:
+    with kernel_choice.recorded_choices() as kernels:
         program.train_step.trace(program.shapes, batch_shapes(session), program.constants)
     assert "by cudnn" in kernels()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import functools
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,16 +19,14 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
     SegmentIds,
     make_splash_mha,
 )
-from jax.sharding import AbstractMesh, PartitionSpec, get_abstract_mesh
+from jax.sharding import PartitionSpec, get_abstract_mesh
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxlm.errors import UserError
-from jaxlm.models.layers.banded import banded_attention, block_shape, in_band
+from jaxlm.models.layers.banded import banded_attention, in_band
 from jaxlm.models.layers.dropout import dropout_seeds, keep_mask, keep_scale
 from jaxlm.models.layers.kernel_tools import HIDDEN, LANES
 from jaxlm.models.layers.rotary import rotate, rotation_table
-from jaxlm.models.layers.row_attention import LONGEST_ROTATED, AttentionInputs, Options, fits, row_attention
-from jaxlm.parallel.activations import target_kind, target_platform
+from jaxlm.models.layers.row_attention import LONGEST_ROTATED, AttentionInputs, Options, row_attention
 from jaxlm.parallel.rules import ACTIVATION_AXES
 
 
@@ -73,7 +69,7 @@ def attend(
         scale: Factor on the scores.
         dropout_rate: Dropout rate of the probabilities.
         dropout_key: Dropout key; None turns dropout off.
-        kernel: Result of `choose_kernel`: "xla" (scores in memory), "cudnn", "rows" or "splash" (fused), or in blocks.
+        kernel: "xla" (scores in memory), "cudnn", "rows" or "splash" (fused), or in blocks: see `choose_kernel`.
     """
     if rope_theta is not None and (kernel != "rows" or query.shape[1] > LONGEST_ROTATED):
         positions = jnp.arange(query.shape[1])[None]
@@ -250,174 +246,6 @@ def visible_keys(
     if band is not None:
         masks.append(in_band(queries, keys, band))
     return functools.reduce(jnp.logical_and, masks) if masks else None
-
-
-class Choice(NamedTuple):
-    """Kernel of attention for one shape of scores."""
-
-    implementation: str
-    """The `attention` field of the model."""
-    queries: int
-    keys: int
-    kernel: str
-    """"xla" for scores in memory, or the name of a fused kernel."""
-    reason: str
-    """Why no kernel is fused; "" if one is."""
-
-
-_choices: contextvars.ContextVar[dict[Choice, None] | None] = contextvars.ContextVar("choices", default=None)
-
-
-@contextlib.contextmanager
-def recorded_choices() -> Iterator[Callable[[], str]]:
-    """Record the kernels that are chosen while a step is traced; yield a function that describes them in a line.
-
-    Raises:
-        UserError: The model's `attention` field names a kernel that no attention of the step can use.
-    """
-    choices: dict[Choice, None] = {}
-    token = _choices.set(choices)
-    try:
-        yield lambda: "; ".join(
-            f"{each.queries} x {each.keys} by {each.kernel}"
-            + (f" (scores in memory: {each.reason})" if each.reason else "") for each in choices
-        )
-    finally:
-        _choices.reset(token)
-    requested = {each.implementation for each in choices} - {"auto", "xla"}
-    if requested and all(each.reason for each in choices):
-        raise UserError(
-            f"objective.model.attention is {requested.pop()}, which no attention of this step can use "
-            f"({next(iter(choices)).reason}); set it to auto, or change what stands in the way."
-        )
-
-
-def choose_kernel(
-    implementation: str, queries: int, keys: int, heads: int, head_dim: int, dtype: str, *, drops: bool, mask: Any,
-    bias: Any, causal: bool = False, packed: bool = False, has_lengths: bool = False, band: int | None = None,
-    has_own_kernel: bool | None = None,
-) -> str:
-    """Return the kernel of `attend` for these sizes on the platform of the traced program.
-
-    Args:
-        implementation: The `attention` field of the model: "auto", "xla", "cudnn" or "pallas".
-        queries: Number of queries.
-        keys: Number of keys.
-        heads: Number of heads.
-        head_dim: Width of a head.
-        dtype: Compute type.
-        drops: Whether probabilities are dropped.
-        mask: Explicit mask, or None.
-        bias: Bias, or None.
-        causal: Whether later keys are masked.
-        packed: Whether queries have segments.
-        has_lengths: Whether the lengths of the rows are known, or all keys visible.
-        band: The band, or None.
-        has_own_kernel: For attention with a kernel of its own on TPUs ("own"): whether that takes these arguments.
-
-    Raises:
-        UserError: The platform has no such kernel.
-    """
-    platform, kernel, reason = target_platform(), "xla", ""
-    if implementation not in ("auto", "xla") and platform != {"cudnn": "gpu", "pallas": "tpu"}[implementation]:
-        raise UserError(
-            f"objective.model.attention is {implementation}, which a {platform} does not have; set it to auto."
-        )
-    # The TPU's kernels skip what is beyond the band, and so does cuDNN's window, which is causal.
-    in_blocks = platform != "tpu" and implementation != "xla" and mask is None and bias is None
-    blocks = block_shape(queries, keys, band, causal) if in_blocks else None
-    has_window = platform == "gpu" and causal and not packed
-    if implementation == "xla":
-        reason = "objective.model.attention is xla"
-    elif platform == "tpu":
-        kernel, reason = _tpu_kernel(queries, keys, heads, head_dim, dtype, drops, mask, bias, causal, has_own_kernel)
-    elif platform == "gpu" and has_own_kernel is not None:
-        reason = "cuDNN has no attention of this kind"
-    elif platform == "gpu" and (drops or dtype == "float32"):
-        needed = ["--objective.model.dtype bfloat16"] * (dtype == "float32")
-        reason = "cuDNN needs " + " and ".join(needed + ["--objective.model.attention-dropout 0"] * drops)
-    elif platform == "gpu" and (not blocks or has_window):
-        shapes = (None if x is None else (min(x.shape[0], 2), *x.shape[1:]) for x in (mask, bias))
-        sizes = (queries, heads, head_dim), keys, dtype, *shapes, causal, packed, has_lengths, band
-        reason = cudnn_refusal(target_kind(), *sizes)
-        kernel = "xla" if reason else "cudnn"
-    if blocks and kernel == "xla":
-        visible, sizes = jax.ShapeDtypeStruct((2, 1, *blocks), bool), (*blocks, heads, head_dim, dtype)
-        return choose_kernel(implementation, *sizes, drops=drops, mask=visible, bias=None) + " in blocks"
-    if (found := _choices.get()) is not None and platform in ("tpu", "gpu"):  # others have no fused kernel
-        found[Choice(implementation, queries, keys, kernel, reason)] = None
-    return kernel
-
-
-def _tpu_kernel(
-    queries: int, keys: int, heads: int, head_dim: int, dtype: str, drops: bool, mask: Any, bias: Any, causal: bool,
-    has_own_kernel: bool | None,
-) -> tuple[str, str]:
-    """Return the TPU's kernel for the arguments of `choose_kernel`, and "", or "xla" and the reason."""
-    # Before v4 the kernels do not multiply bfloat16.
-    is_bfloat16, is_old = dtype == "bfloat16", target_kind() in ("TPU v2", "TPU v3")
-    if is_bfloat16 and is_old:
-        return "xla", f"the kernels multiply no bfloat16 on a {target_kind()}"
-    if has_own_kernel is not None:
-        reason = f"its kernel does not take {dtype} heads of {head_dim} at these lengths"
-        return ("own", "") if has_own_kernel else ("xla", reason)
-    if mask is not None:
-        return "xla", "an explicit mask"
-    has_bias = bias is not None
-    is_short = fits(queries, keys, split_heads(heads)[1], head_dim, has_bias=has_bias, causal=causal)
-    if is_bfloat16 and is_short and (not has_bias or bias.shape == (1, heads, queries, keys)):
-        return "rows", ""
-    if queries % 128 or keys % 128:
-        return "xla", "lengths that 128 does not divide"
-    if drops or has_bias:
-        return "xla", f"{'dropout' if drops else 'a bias'} of the scores, which only the kernel for short rows has"
-    return "splash", ""
-
-
-@functools.cache
-def cudnn_refusal(
-    kind: str, query: tuple[int, int, int], keys: int, dtype: str, mask: tuple[int, ...] | None,
-    bias: tuple[int, ...] | None, causal: bool, packed: bool, has_lengths: bool, band: int | None,
-) -> str:
-    """Return why cuDNN does not compute attention of these shapes, and its gradient, on a GPU; "" if it does.
-
-    jax's checks decide, and the compiler if such a GPU is attached: more reliable than a table of GPUs and versions.
-
-    Args:
-        kind: The traced program's GPU, as jax names it.
-        query: Number of queries, number of heads, width of a head.
-        keys: Number of keys.
-        dtype: Compute type.
-        mask: Shape of the explicit mask, or None.
-        bias: Shape of the bias, or None.
-        causal: Whether later keys are masked.
-        packed: Whether queries have segments.
-        has_lengths: Whether the lengths of the rows are known, or all keys visible.
-        band: The band, or None.
-    """
-    batch, struct = 2, jax.ShapeDtypeStruct
-
-    def probe(query, source, query_segments, key_segments, mask, bias):
-        keys = key_segments if packed or band is None else None
-        segments = {"query_segments": query_segments if packed else None, "key_segments": keys}
-        lengths = jnp.sum(key_segments > 0, axis=1) if has_lengths else None
-        y = attend(query, source, source, **segments, lengths=lengths, mask=mask, bias=bias, causal=causal, band=band,
-                   kernel="cudnn")
-        return jnp.sum(y.astype(jnp.float32))
-
-    arrays = (
-        struct((batch, *query), dtype), struct((batch, keys, *query[1:]), dtype),
-        struct((batch, query[0]), jnp.int32), struct((batch, keys), jnp.int32),
-        mask and struct(mask, bool), bias and struct(bias, jnp.float32),
-    )
-    try:
-        with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):  # two rows for one device
-            lowered = jax.jit(jax.grad(probe, (0, 1))).trace(*arrays).lower(lowering_platforms=("cuda",))
-        if jax.devices()[0].device_kind == kind:
-            lowered.compile()
-    except Exception as error:  # whatever the reason is, attention with scores in memory works
-        return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    return ""
 
 
 def _by_splash(query, key, value, query_segments, key_segments, causal, scale, band):

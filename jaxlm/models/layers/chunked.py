@@ -14,10 +14,11 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from jaxlm.models.layers.attention import HIDDEN, choose_kernel, on_each_device, split_heads
+from jaxlm.models.layers.attention import HIDDEN, on_each_device, split_heads
 from jaxlm.models.layers.chunked_kernel import ChunkedInputs, Options, chunked_attention, fits
 from jaxlm.models.layers.config import StackConfig, kernel_init
 from jaxlm.models.layers.dropout import dropout, dropout_seeds, module_key
+from jaxlm.models.layers.kernel_choice import Attention, choose_kernel
 from jaxlm.models.layers.multi_head import HeadsDense
 from jaxlm.parallel.rules import ACTIVATION_AXES
 
@@ -121,11 +122,9 @@ def attend_in_chunks(
 def _has_kernel(attention: str, shape: tuple[int, ...], dtype: str, num_chunks: int) -> bool:
     """Return whether `choose_kernel` finds a fused kernel for queries of this shape."""
     _, heads, n, head_dim = shape
-    kernel = choose_kernel(
-        attention, n, n, heads, head_dim, dtype, drops=True, mask=None, bias=None, causal=True,
-        has_own_kernel=dtype == "bfloat16" and fits(n, n // num_chunks, head_dim),
-    )
-    return kernel == "own"
+    is_own = dtype == "bfloat16" and fits(n, n // num_chunks, head_dim)
+    what = Attention(n, n, heads, head_dim, dtype, drops=True, causal=True, has_own_kernel=is_own)
+    return choose_kernel(attention, what) == "own"
 
 
 def fused(query, key, value, positions, segments, dropout_key, options):

@@ -11,11 +11,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxlm.models.layers.attention import attend, choose_kernel
+from jaxlm.models.layers.attention import attend
 from jaxlm.models.layers.banded import in_band
 from jaxlm.models.layers.config import StackConfig, kernel_init
 from jaxlm.models.layers.disentangled import attend_disentangled
 from jaxlm.models.layers.dropout import dropout, module_key
+from jaxlm.models.layers.kernel_choice import Attention, choose_kernel
 from jaxlm.models.layers.rotary import rotate
 
 Cache = dict[str, jax.Array]
@@ -113,12 +114,13 @@ class MultiHeadAttention(nn.Module):
 
 def _attend(config, query, key, value, visibility, causal, decoding, dropout_key, rope_theta):
     """Return attention by the kernel for these sizes; of decoding, the mask has the band."""
-    kernel = "xla" if decoding else choose_kernel(
-        config.attention, query.shape[1], key.shape[1], config.num_heads, config.head_dim, config.dtype,
-        drops=dropout_key is not None, mask=visibility.mask, bias=visibility.bias, causal=causal,
+    mask, bias = (None if x is None else x.shape for x in (visibility.mask, visibility.bias))
+    kernel = "xla" if decoding else choose_kernel(config.attention, Attention(
+        query.shape[1], key.shape[1], config.num_heads, config.head_dim, config.dtype,
+        drops=dropout_key is not None, mask=mask, bias=bias, causal=causal,
         packed=visibility.query_segments is not None, band=config.band,
         has_lengths=visibility.key_segments is None or visibility.lengths is not None,
-    )
+    ))
     return attend(
         query, key, value, **visibility._asdict(), causal=causal, band=None if decoding else config.band,
         rope_theta=rope_theta, scale=config.attention_scale, dropout_rate=config.attention_dropout,

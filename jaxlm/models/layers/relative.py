@@ -15,9 +15,10 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from jaxlm.models.layers.attention import attend, choose_kernel, on_each_device, split_heads
+from jaxlm.models.layers.attention import attend, on_each_device, split_heads
 from jaxlm.models.layers.config import StackConfig, kernel_init
 from jaxlm.models.layers.dropout import dropout_seeds, module_key
+from jaxlm.models.layers.kernel_choice import Attention, choose_kernel
 from jaxlm.models.layers.relative_kernel import fits, relative_attention
 from jaxlm.models.layers.tiles import TILE
 from jaxlm.parallel.rules import ACTIVATION_AXES
@@ -141,11 +142,9 @@ class RelativeAttention(nn.Module):
 
 def has_kernel(config: StackConfig, distances: int, keys: int) -> bool:
     """Return whether `choose_kernel` finds a fused kernel for these sizes."""
-    kernel = choose_kernel(
-        config.attention, keys, keys, config.num_heads, config.head_dim, config.dtype, drops=False, mask=None,
-        bias=None, has_own_kernel=fits(distances - keys, keys, config.head_dim, config.dtype),
-    )
-    return kernel == "own"
+    is_own = fits(distances - keys, keys, config.head_dim, config.dtype)
+    what = Attention(keys, keys, config.num_heads, config.head_dim, config.dtype, has_own_kernel=is_own)
+    return choose_kernel(config.attention, what) == "own"
 
 
 def in_memory(

@@ -19,10 +19,11 @@ from jaxlm.models.bert import Bert
 from jaxlm.models.electra import Electra
 from jaxlm.models.ernie import Ernie
 from jaxlm.models.gpt2 import Gpt2
-from jaxlm.models.layers import attention, multi_head
-from jaxlm.models.layers.attention import attend, choose_kernel
+from jaxlm.models.layers import attention, kernel_choice, multi_head
+from jaxlm.models.layers.attention import attend
 from jaxlm.models.layers.config import StackConfig
 from jaxlm.models.layers.dropout import dropout_seeds, keep_mask, keep_scale
+from jaxlm.models.layers.kernel_choice import Attention
 from jaxlm.models.layers.multi_head import MultiHeadAttention, Visibility
 from jaxlm.models.layers.rotary import rotate
 from jaxlm.models.layers.row_attention import Options
@@ -39,11 +40,11 @@ from tests.params import random_params
 
 def target(monkeypatch, platform: str) -> None:
     """Trace for a platform; jax's questions to an attached GPU about its cuDNN are answered for an H100."""
-    monkeypatch.setattr(attention, "target_platform", lambda: platform)
+    monkeypatch.setattr(kernel_choice, "target_platform", lambda: platform)
     monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91000)
     monkeypatch.setattr(cudnn, "check_compute_capability", lambda _: True)
     monkeypatch.setattr(cudnn, "is_cuda_compute_capability_equal", lambda _: False, raising=False)
-    monkeypatch.setattr(attention, "target_kind", lambda: "NVIDIA H100")
+    monkeypatch.setattr(kernel_choice, "target_kind", lambda: "NVIDIA H100")
 
 
 @pytest.mark.parametrize("mask", [None, (2, 1, 1, 16), (2, 1, 16, 16), (1, 1, 16, 16)])
@@ -78,9 +79,9 @@ def choice(
     """Return the kernel for these arguments on a platform."""
     target(monkeypatch, platform)
     if platform == "tpu":
-        monkeypatch.setattr(attention, "target_kind", lambda: kind)
-    arguments = dict(heads=12, head_dim=64, drops=False, mask=None, bias=None) | arguments
-    return choose_kernel(implementation, queries, keys, dtype=dtype, **arguments)
+        monkeypatch.setattr(kernel_choice, "target_kind", lambda: kind)
+    what = Attention(queries, keys, dtype=dtype, **dict(heads=12, head_dim=64) | arguments)
+    return kernel_choice.choose_kernel(implementation, what)
 
 
 @pytest.mark.parametrize(("kind", "dtype", "expected"), [
@@ -93,7 +94,7 @@ def test_kernels_need_v4_for_bfloat16(kind, dtype, expected, monkeypatch):
 
 def test_a_line_says_which_kernel_and_why_not(monkeypatch):
     """The reason is the library's own; a kernel that nothing of a step can use is refused, after the whole step."""
-    with attention.recorded_choices() as kernels:
+    with kernel_choice.recorded_choices() as kernels:
         choice(monkeypatch, "gpu", "cudnn", queries=512, keys=512)
         choice(monkeypatch, "gpu", "cudnn", queries=512, keys=512, head_dim=12)
     assert kernels() == (
@@ -105,9 +106,9 @@ def test_a_line_says_which_kernel_and_why_not(monkeypatch):
         ("tpu", "pallas", "dropout of the scores"),
     ):
         refusal = f"attention is {implementation}, which no attention of this step can use .{reason}"
-        with pytest.raises(UserError, match=refusal), attention.recorded_choices():
+        with pytest.raises(UserError, match=refusal), kernel_choice.recorded_choices():
             choice(monkeypatch, platform, implementation, queries=4096, keys=4096, drops=True)
-    with attention.recorded_choices() as kernels:
+    with kernel_choice.recorded_choices() as kernels:
         assert choice(monkeypatch, "cpu") == "xla"
     assert kernels() == "", "a CPU has no choice"
 
@@ -138,8 +139,6 @@ def test_a_line_says_which_kernel_and_why_not(monkeypatch):
     ("gpu", dict(band=65), "cudnn"),
 ])
 def test_the_chosen_kernel_fits_platform_and_arguments(platform, arguments, expected, monkeypatch):
-    shapes = {name: arguments[name] for name in ("mask", "bias") if name in arguments}
-    arguments = arguments | {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
     assert choice(monkeypatch, platform, **arguments) == expected
 
 

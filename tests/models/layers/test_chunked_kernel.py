@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxlm.models.layers import attention, chunked, chunked_kernel
+from jaxlm.models.layers import chunked, chunked_kernel, kernel_choice
 from jaxlm.models.layers.chunked import SELF_SCORE, attend_in_chunks
 
 BATCH, HEADS, LENGTH = 2, 2, 2048
@@ -101,7 +101,7 @@ def test_dropped_probabilities_equal_scores_in_memory(monkeypatch):
 def test_the_kernel_is_chosen_where_it_fits(changes, expected, monkeypatch):
     case = dict(platform="tpu", kind="TPU v5 lite", dtype="bfloat16", kernel="auto", length=65536, head_dim=128,
                 chunks=256) | changes
-    monkeypatch.setattr(attention, "target_platform", lambda: case["platform"])
-    monkeypatch.setattr(attention, "target_kind", lambda: case["kind"])
+    monkeypatch.setattr(kernel_choice, "target_platform", lambda: case["platform"])
+    monkeypatch.setattr(kernel_choice, "target_kind", lambda: case["kind"])
     shape = (2, 8, case["length"], case["head_dim"])
     assert chunked._has_kernel(case["kernel"], shape, case["dtype"], case["chunks"]) == expected

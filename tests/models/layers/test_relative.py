@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from jax.experimental import pallas as pl
 
-from jaxlm.models.layers import attention, disentangled, relative
+from jaxlm.models.layers import disentangled, kernel_choice, relative
 from jaxlm.models.layers.config import StackConfig
 from jaxlm.models.layers.disentangled import attend_disentangled, disentangled_bias
 from jaxlm.models.layers.disentangled_kernel import disentangled_attention
@@ -186,8 +186,8 @@ def test_the_kernel_is_chosen_where_it_fits(changes, expected, monkeypatch):
     changes = dict(platform="tpu", kind="TPU v5 lite", length=512, memory=384, dtype="bfloat16", head_dim=64,
                    attention="auto") | changes
     platform, kind, length, memory = (changes.pop(name) for name in ("platform", "kind", "length", "memory"))
-    monkeypatch.setattr(attention, "target_platform", lambda: platform)
-    monkeypatch.setattr(attention, "target_kind", lambda: kind)
+    monkeypatch.setattr(kernel_choice, "target_platform", lambda: platform)
+    monkeypatch.setattr(kernel_choice, "target_kind", lambda: kind)
     config = dataclasses.replace(CONFIG, **changes)
     assert relative.has_kernel(config, memory + 2 * length, memory + length) == expected
 
@@ -255,8 +255,8 @@ def test_the_disentangled_kernel_equals_scores_in_memory(kind, monkeypatch):
 ])
 def test_the_disentangled_kernel_is_chosen_where_it_fits(changes, expected, monkeypatch):
     given = dict(platform="tpu", dtype="bfloat16", length=512, head_dim=64) | changes
-    monkeypatch.setattr(attention, "target_platform", lambda: given["platform"])
-    monkeypatch.setattr(attention, "target_kind", lambda: "TPU v5 lite")
+    monkeypatch.setattr(kernel_choice, "target_platform", lambda: given["platform"])
+    monkeypatch.setattr(kernel_choice, "target_kind", lambda: "TPU v5 lite")
     length, head_dim, dtype = given["length"], given["head_dim"], given["dtype"]
     config = dataclasses.replace(DISENTANGLED, head_dim=head_dim, hidden_size=2 * head_dim, dtype=dtype)
     tokens, distances = (jax.ShapeDtypeStruct(shape, dtype) for shape in (
