@@ -11,7 +11,7 @@ Nearly half of the steps use rows of 16 tokens. With rows of 128 from the start,
 frequencies.
 """
 
-from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.config.experiment import Experiment, OptimizerConfig, PhaseConfig, TrainConfig
 from jaxlm.data.text import TextData
 from jaxlm.models.bert import Bert
 from jaxlm.objectives.masked_lm import MaskedLM
@@ -21,7 +21,8 @@ experiment = Experiment(
     data=TextData(source="python-docs", length=128, vocab_size=8192),
     optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=150),
     train=TrainConfig(
-        steps=1500, phases="700x16, 800", batch_size=32, log_every=10, eval_every=250, eval_batches=16,
+        steps=1500, phases=(PhaseConfig(700, length=16), PhaseConfig(800)), batch_size=32, log_every=10,
+        eval_every=250, eval_batches=16,
         checkpoint_every=250,
     ),
 )

@@ -10,7 +10,7 @@ Dropout, initial weights and the short rows at the start are those of electra_ti
 tokens on share them.
 """
 
-from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.config.experiment import Experiment, OptimizerConfig, PhaseConfig, TrainConfig
 from jaxlm.data.text import TextData
 from jaxlm.models.deberta import DebertaV3
 from jaxlm.objectives.replaced_tokens import ReplacedTokens
@@ -26,7 +26,8 @@ experiment = Experiment(
     data=TextData(source="python-docs", length=128, vocab_size=8192),
     optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=60),
     train=TrainConfig(
-        steps=450, phases="350x16, 100", batch_size=32, log_every=10, eval_every=100, eval_batches=8,
+        steps=450, phases=(PhaseConfig(350, length=16), PhaseConfig(100)), batch_size=32, log_every=10,
+        eval_every=100, eval_batches=8,
         checkpoint_every=150,
     ),
 )

@@ -9,7 +9,7 @@ Result:      held-out dea_loss 2.702 at step 100, 1.299 at the end; mlm_loss 6.5
              a small text with linked entities (configs/RESULTS.md)
 """
 
-from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.config.experiment import Experiment, OptimizerConfig, PhaseConfig, TrainConfig
 from jaxlm.data.linked_text import LinkedText
 from jaxlm.models.ernie import Ernie
 from jaxlm.objectives.entity_autoencoder import EntityAutoencoder
@@ -24,7 +24,8 @@ experiment = Experiment(
     data=LinkedText(length=128, vocab_size=4096, held_out=0.05),
     optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=60),
     train=TrainConfig(
-        steps=600, phases="200x16, 400", batch_size=32, log_every=10, eval_every=100, eval_batches=12,
+        steps=600, phases=(PhaseConfig(200, length=16), PhaseConfig(400)), batch_size=32, log_every=10,
+        eval_every=100, eval_batches=12,
         checkpoint_every=100,
     ),
 )

@@ -7,17 +7,23 @@ Parameters:  68,457,664 with the published vocabulary of 50,368
 The differences are those of ettin_decoder_17m.py, with a ramp of the batch over 75 billion tokens there.
 """
 
-from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.config.experiment import Experiment, OptimizerConfig, PhaseConfig, TrainConfig
 from jaxlm.data.text import TextData
 from jaxlm.models.modernbert import ModernBertDecoder
 from jaxlm.objectives.causal_lm import CausalLM
 
-FIRST = "objective.model.global_theta=10000 objective.model.local_theta=10000"
-DECAY = "optimizer.schedule=wsd optimizer.decay_share=1 optimizer.decay_shape=1-sqrt optimizer.warmup_steps=0"
-PHASES = [
-    f"360277x1024x4608 {FIRST}", f"6837 {DECAY} optimizer.final_share=0.5",
-    f"1368 {DECAY} optimizer.final_share=0.04 optimizer.learning_rate=1.5e-3 optimizer.weight_decay=0.2",
-]
+FIRST = {"objective.model.global_theta": 10000, "objective.model.local_theta": 10000}
+DECAY = {
+    "optimizer.schedule": "wsd", "optimizer.decay_share": 1, "optimizer.decay_shape": "1-sqrt",
+    "optimizer.warmup_steps": 0,
+}
+PHASES = (
+    PhaseConfig(360_277, 1024, 4608, FIRST),
+    PhaseConfig(6837, fields=DECAY | {"optimizer.final_share": 0.5}),
+    PhaseConfig(1368, fields=DECAY | {
+        "optimizer.final_share": 0.04, "optimizer.learning_rate": 1.5e-3, "optimizer.weight_decay": 0.2,
+    }),
+)
 
 experiment = Experiment(
     objective=CausalLM(model=ModernBertDecoder.published("68m", dtype="bfloat16")),
@@ -27,7 +33,7 @@ experiment = Experiment(
         clip_norm=0.0,
     ),
     train=TrainConfig(
-        steps=368_482, phases=", ".join(PHASES), batch_size=4608, log_every=100, eval_every=5_000, eval_batches=4,
+        steps=368_482, phases=PHASES, batch_size=4608, log_every=100, eval_every=5_000, eval_batches=4,
         checkpoint_every=2_500,
     ),
 )

@@ -8,17 +8,23 @@ The schedule is that of the size, with a ramp of the batch over 3 billion tokens
 ettin_encoder_17m.py. The second and third phases have a third of the tokens.
 """
 
-from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.config.experiment import Experiment, OptimizerConfig, PhaseConfig, TrainConfig
 from jaxlm.data.text import TextData
 from jaxlm.models.modernbert import ModernBert
 from jaxlm.objectives.masked_lm import MaskedLM
 
-FIRST = "objective.mask_rate=0.3 objective.model.global_theta=10000 objective.model.local_theta=10000"
-DECAY = "optimizer.schedule=wsd optimizer.decay_share=1 optimizer.decay_shape=1-sqrt optimizer.warmup_steps=0"
-PHASES = [
-    f"360277x1024x4608 {FIRST}", f"2279 objective.mask_rate=0.3 {DECAY} optimizer.final_share=0.5",
-    f"456 {DECAY} optimizer.final_share=0.04 optimizer.learning_rate=2.5e-4 optimizer.weight_decay=0.2",
-]
+FIRST = {"objective.mask_rate": 0.3, "objective.model.global_theta": 10000, "objective.model.local_theta": 10000}
+DECAY = {
+    "optimizer.schedule": "wsd", "optimizer.decay_share": 1, "optimizer.decay_shape": "1-sqrt",
+    "optimizer.warmup_steps": 0,
+}
+PHASES = (
+    PhaseConfig(360_277, 1024, 4608, FIRST),
+    PhaseConfig(2279, fields={"objective.mask_rate": 0.3} | DECAY | {"optimizer.final_share": 0.5}),
+    PhaseConfig(456, fields=DECAY | {
+        "optimizer.final_share": 0.04, "optimizer.learning_rate": 2.5e-4, "optimizer.weight_decay": 0.2,
+    }),
+)
 
 experiment = Experiment(
     objective=MaskedLM(model=ModernBert.published("ettin-1b", dtype="bfloat16"), input_format="packed"),
@@ -28,7 +34,7 @@ experiment = Experiment(
         clip_norm=0.0,
     ),
     train=TrainConfig(
-        steps=363_012, phases=", ".join(PHASES), batch_size=4608, log_every=100, eval_every=5_000, eval_batches=4,
+        steps=363_012, phases=PHASES, batch_size=4608, log_every=100, eval_every=5_000, eval_batches=4,
         checkpoint_every=2_500,
     ),
 )

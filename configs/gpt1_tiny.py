@@ -10,7 +10,7 @@ Parameters:  1,858,048 with the vocabulary of 8,192 trained here
 Result:      held-out lm_loss 9.534 to 6.299, English Wikipedia (configs/RESULTS.md)
 """
 
-from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.config.experiment import Experiment, OptimizerConfig, PhaseConfig, TrainConfig
 from jaxlm.data.text import TextData
 from jaxlm.models.gpt1 import Gpt1
 from jaxlm.objectives.causal_lm import CausalLM
@@ -27,7 +27,8 @@ experiment = Experiment(
         learning_rate=7e-4, warmup_steps=50, schedule="cosine", final_share=0.1, eps=1e-8, weight_decay=0.01
     ),
     train=TrainConfig(
-        steps=600, phases="400x16, 200", batch_size=16, log_every=10, eval_every=100, eval_batches=8,
+        steps=600, phases=(PhaseConfig(400, length=16), PhaseConfig(200)), batch_size=16, log_every=10,
+        eval_every=100, eval_batches=8,
         checkpoint_every=100,
     ),
 )

@@ -13,7 +13,7 @@ The rows of the first 450 steps are short, the held-out ones are not: 7.181 at s
 samples are frequent words and pieces of words without sentences: "The city of London of .. Gygy. Exonography and".
 """
 
-from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.config.experiment import Experiment, OptimizerConfig, PhaseConfig, TrainConfig
 from jaxlm.data.text import TextData
 from jaxlm.models.modernbert import ModernBert
 from jaxlm.objectives.masked_diffusion import MaskedDiffusion
@@ -28,7 +28,8 @@ experiment = Experiment(
     data=TextData(source="python-docs", length=128, tokenizer_kind="byte-bpe", vocab_size=4096, held_out=0.05),
     optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=60),
     train=TrainConfig(
-        steps=1200, phases="450x16, 750", batch_size=32, log_every=10, eval_every=100, eval_batches=12,
+        steps=1200, phases=(PhaseConfig(450, length=16), PhaseConfig(750)), batch_size=32, log_every=10,
+        eval_every=100, eval_batches=12,
         checkpoint_every=100,
     ),
 )

@@ -14,18 +14,26 @@ packed row are truncated; here they go on in another one. [CLS] and [SEP] may be
 special. The vocabulary is OLMo's; it is trained here.
 """
 
-from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.config.experiment import Experiment, OptimizerConfig, PhaseConfig, TrainConfig
 from jaxlm.data.text import TextData
 from jaxlm.models.modernbert import ModernBert
 from jaxlm.objectives.masked_lm import MaskedLM
 
-FIRST = "objective.mask_rate=0.3 objective.model.global_theta=10000"
-LATER = "objective.mask_rate=0.3 optimizer.learning_rate=3e-4 optimizer.weight_decay=0.0333 optimizer.warmup_steps=0"
-DECAY = "optimizer.schedule=wsd optimizer.decay_share=1 optimizer.decay_shape=1-sqrt optimizer.final_share=0.001"
-PHASES = [
-    *(f"4239x1024x{rows} {FIRST}" for rows in (768, 1536, 2304, 3072, 3840)), f"353707x1024x4608 {FIRST}",
-    f"52982 {LATER}", f"10596 {LATER} {DECAY}",
-]
+FIRST = {"objective.mask_rate": 0.3, "objective.model.global_theta": 10000}
+LATER = {
+    "objective.mask_rate": 0.3, "optimizer.learning_rate": 3e-4, "optimizer.weight_decay": 0.0333,
+    "optimizer.warmup_steps": 0,
+}
+DECAY = {
+    "optimizer.schedule": "wsd", "optimizer.decay_share": 1, "optimizer.decay_shape": "1-sqrt",
+    "optimizer.final_share": 0.001,
+}
+PHASES = (
+    *(PhaseConfig(4239, 1024, rows, FIRST) for rows in (768, 1536, 2304, 3072, 3840)),
+    PhaseConfig(353_707, 1024, 4608, FIRST),
+    PhaseConfig(52_982, fields=LATER),
+    PhaseConfig(10_596, fields=LATER | DECAY),
+)
 
 experiment = Experiment(
     objective=MaskedLM(model=ModernBert.published("base", dtype="bfloat16", dropout=0.1), input_format="packed"),
@@ -35,6 +43,6 @@ experiment = Experiment(
         clip_norm=0.0,
     ),
     train=TrainConfig(
-        steps=438_480, phases=", ".join(PHASES), batch_size=576, log_every=100, eval_every=5_000, checkpoint_every=2_500
+        steps=438_480, phases=PHASES, batch_size=576, log_every=100, eval_every=5_000, checkpoint_every=2_500
     ),
 )

@@ -10,19 +10,24 @@ billion tokens. After 900 billion tokens the learning rate is 5e-5, where theirs
 weights of base, tiled, and its warm-up is linear in tokens, 2 billion, here in steps of the growing batch.
 """
 
-from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.config.experiment import Experiment, OptimizerConfig, PhaseConfig, TrainConfig
 from jaxlm.data.text import TextData
 from jaxlm.models.modernbert import ModernBert
 from jaxlm.objectives.masked_lm import MaskedLM
 
-FIRST = "objective.mask_rate=0.3 objective.model.global_theta=10000"
-LATER = "optimizer.learning_rate=5e-5 optimizer.warmup_steps=0"
-DECAY = "optimizer.schedule=wsd optimizer.decay_share=1 optimizer.decay_shape=1-sqrt optimizer.final_share=0.001"
-PHASES = [
-    *(f"396x1024x{448 * size} {FIRST}" for size in range(1, 11)), f"176369x1024x4928 {FIRST}",
-    f"162298x1024x4928 {FIRST} {LATER}",
-    f"49541x8192x616 objective.mask_rate=0.3 {LATER}", f"9781 objective.mask_rate=0.3 {LATER} {DECAY}",
-]
+FIRST = {"objective.mask_rate": 0.3, "objective.model.global_theta": 10000}
+LATER = {"optimizer.learning_rate": 5e-5, "optimizer.warmup_steps": 0}
+DECAY = {
+    "optimizer.schedule": "wsd", "optimizer.decay_share": 1, "optimizer.decay_shape": "1-sqrt",
+    "optimizer.final_share": 0.001,
+}
+PHASES = (
+    *(PhaseConfig(396, 1024, 448 * size, FIRST) for size in range(1, 11)),
+    PhaseConfig(176_369, 1024, 4928, FIRST),
+    PhaseConfig(162_298, 1024, 4928, FIRST | LATER),
+    PhaseConfig(49_541, 8192, 616, {"objective.mask_rate": 0.3} | LATER),
+    PhaseConfig(9781, fields={"objective.mask_rate": 0.3} | LATER | DECAY),
+)
 
 experiment = Experiment(
     objective=MaskedLM(model=ModernBert.published("large", dtype="bfloat16", dropout=0.1), input_format="packed"),
@@ -32,6 +37,6 @@ experiment = Experiment(
         clip_norm=0.0,
     ),
     train=TrainConfig(
-        steps=401_949, phases=", ".join(PHASES), batch_size=624, log_every=100, eval_every=5_000, checkpoint_every=2_500
+        steps=401_949, phases=PHASES, batch_size=624, log_every=100, eval_every=5_000, checkpoint_every=2_500
     ),
 )

@@ -10,7 +10,7 @@ Parameters:  1,103,104 with the vocabulary of 4,096 trained here
 Result:      held-out mlm_loss 4.992 after 830 steps with 8,192 pieces, English Wikipedia (unigram entropy 6.918)
 """
 
-from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.config.experiment import Experiment, OptimizerConfig, PhaseConfig, TrainConfig
 from jaxlm.data.text import TextData
 from jaxlm.models.modernbert import ModernBert
 from jaxlm.objectives.masked_lm import MaskedLM
@@ -26,7 +26,8 @@ experiment = Experiment(
     data=TextData(source="python-docs", length=128, tokenizer_kind="byte-bpe", vocab_size=4096, held_out=0.05),
     optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=60),
     train=TrainConfig(
-        steps=900, phases="450x16, 450", batch_size=32, log_every=10, eval_every=100, eval_batches=12,
+        steps=900, phases=(PhaseConfig(450, length=16), PhaseConfig(450)), batch_size=32, log_every=10,
+        eval_every=100, eval_batches=12,
         checkpoint_every=100,
     ),
 )

@@ -10,7 +10,7 @@ Parameters:  958,720 with the vocabulary of 4,096 trained here, whose padding sy
 Result:      held-out masked-LM loss 5.18 (unigram entropy 6.35), accuracy 0.224; two CPU cores, 2026-11-21
 """
 
-from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.config.experiment import Experiment, OptimizerConfig, PhaseConfig, TrainConfig
 from jaxlm.data.text import TextData
 from jaxlm.models.roberta import Roberta
 from jaxlm.objectives.masked_lm import MaskedLM
@@ -26,7 +26,8 @@ experiment = Experiment(
     data=TextData(source="python-docs", length=128, tokenizer_kind="byte-bpe", vocab_size=4096, held_out=0.05),
     optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=60),
     train=TrainConfig(
-        steps=900, phases="450x16, 450", batch_size=32, log_every=10, eval_every=100, eval_batches=12,
+        steps=900, phases=(PhaseConfig(450, length=16), PhaseConfig(450)), batch_size=32, log_every=10,
+        eval_every=100, eval_batches=12,
         checkpoint_every=100,
     ),
 )

@@ -9,7 +9,7 @@ Parameters:  1,066,336 with the vocabulary of 4,096 trained here
 Result:      held-out mlm_loss 9.396 to 6.570, English Wikipedia (configs/RESULTS.md)
 """
 
-from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.config.experiment import Experiment, OptimizerConfig, PhaseConfig, TrainConfig
 from jaxlm.data.text import TextData
 from jaxlm.models.bert import Bert
 from jaxlm.objectives.span_boundary import SpanBoundary
@@ -22,7 +22,8 @@ experiment = Experiment(
     data=TextData(source="python-docs", length=128, vocab_size=4096, held_out=0.05),
     optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=60),
     train=TrainConfig(
-        steps=600, phases="300x16, 300", batch_size=32, log_every=10, eval_every=100, eval_batches=12,
+        steps=600, phases=(PhaseConfig(300, length=16), PhaseConfig(300)), batch_size=32, log_every=10,
+        eval_every=100, eval_batches=12,
         checkpoint_every=100,
     ),
 )

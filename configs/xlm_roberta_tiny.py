@@ -8,7 +8,7 @@ Hardware:    two CPU cores
 Parameters:  1,486,976 with the vocabulary of 8,192 trained here
 """
 
-from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.config.experiment import Experiment, OptimizerConfig, PhaseConfig, TrainConfig
 from jaxlm.data.text import TextData
 from jaxlm.models.xlm_roberta import XlmRoberta
 from jaxlm.objectives.masked_lm import MaskedLM
@@ -24,7 +24,8 @@ experiment = Experiment(
     data=TextData(source="python-docs", length=128, tokenizer_kind="unigram", vocab_size=8192, held_out=0.05),
     optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=60),
     train=TrainConfig(
-        steps=900, phases="450x16, 450", batch_size=32, log_every=10, eval_every=100, eval_batches=12,
+        steps=900, phases=(PhaseConfig(450, length=16), PhaseConfig(450)), batch_size=32, log_every=10,
+        eval_every=100, eval_batches=12,
         checkpoint_every=100,
     ),
 )

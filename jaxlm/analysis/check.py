@@ -145,7 +145,7 @@ def summary(result: Mapping[str, Any]) -> str:
 
 def changed_preset(name: str, changes: Mapping[str, Any]) -> Experiment:
     """Return a preset without phases and with other values of fields, by their dotted names."""
-    changes = {"train.phases": "", "train.accumulate": 1, **changes}
+    changes = {"train.phases": (), "train.accumulate": 1, **changes}
     return functools.reduce(lambda e, field: with_value(e, field, changes[field]), changes, load_preset(name))
 
 

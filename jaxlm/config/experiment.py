@@ -75,6 +75,39 @@ class OptimizerConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class PhaseConfig:
+    """Phase of a run: its steps and the fields that it sets."""
+
+    steps: int = field(range="[1, inf)")
+    """Number of steps."""
+    length: int | None = field(None, range="[1, inf)")
+    """Tokens of a row (`data.length`); None: the run's."""
+    batch_size: int | None = field(None, range="[1, inf)")
+    """Rows of a batch (`train.batch_size`); None: as many tokens a batch as the run."""
+    fields: Mapping[str, Any] | tuple[tuple[str, Any], ...] = ()
+    """Values of other fields, by dotted names such as "optimizer.learning_rate"; given as a dictionary."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fields", tuple(dict(self.fields).items()))
+        check_types(self)
+        check_ranges(self, "train.phases: ")
+
+    def __str__(self) -> str:
+        """Return it as a flag has it: "700x16 objective.mask_rate=0.3"."""
+        rest = self.changes
+        sizes = [self.steps, *([rest.pop("data.length")] if "data.length" in rest else [])]
+        if len(sizes) > 1 and "train.batch_size" in rest:
+            sizes.append(rest.pop("train.batch_size"))
+        return " ".join(["x".join(map(str, sizes)), *(f"{name}={value}" for name, value in rest.items())])
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """The values that it sets, by dotted names."""
+        sizes = {"data.length": self.length, "train.batch_size": self.batch_size}
+        return {name: value for name, value in sizes.items() if value is not None} | dict(self.fields)
+
+
+@dataclasses.dataclass(frozen=True)
 class TrainConfig:
     """Training length, batch size, evaluation and checkpoints."""
 
@@ -84,15 +117,15 @@ class TrainConfig:
     """Passes over the training data, text or labelled rows, where `steps` is None; as a flag in place of a preset's."""
     batch_size: int = field(256, range="[1, inf)")
     """Global batch size: sequences per optimizer step, over all devices."""
-    phases: str = ""
-    """Phases of the run, with commas between: STEPS, STEPSxLENGTH or STEPSxLENGTHxBATCH each, as in '700x16, 800'
-    (attention is learnt sooner over short rows, and costs less). The last one ends with `steps`. A length without a
-    batch has as many tokens a batch as the run. FIELD=VALUE after them sets any field of objective and optimizer that
-    leaves shapes as they are, or train.accumulate, as in '800x128 optimizer.learning_rate=3e-4'; what a phase does not
-    set is the run's. A phase that sets optimizer.schedule, warmup_…, decay_… or final_share has a learning-rate
-    schedule of its own, over its own steps; all others share one over the whole run, which optimizer.learning_rate
-    scales. Evaluation is at the run's length, batch and rates. Phases that have not begun may change when a run is
-    resumed. Empty: none."""
+    phases: tuple[PhaseConfig, ...] = ()
+    """Phases of the run. As a flag, with commas between: STEPS, STEPSxLENGTH or STEPSxLENGTHxBATCH each, as in
+    '700x16, 800' (attention is learnt sooner over short rows, and costs less). The last one ends with `steps`. A length
+    without a batch has as many tokens a batch as the run. FIELD=VALUE after them sets any field of objective and
+    optimizer that leaves shapes as they are, or train.accumulate, as in '800x128 optimizer.learning_rate=3e-4'; what a
+    phase does not set is the run's. A phase that sets optimizer.schedule, warmup_…, decay_… or final_share has a
+    learning-rate schedule of its own, over its own steps; all others share one over the whole run, which
+    optimizer.learning_rate scales. Evaluation is at the run's length, batch and rates. Phases that have not begun may
+    change when a run is resumed. Empty: none."""
     decay_steps: int = field(0, range="[0, inf)")
     """Steps of a run that only decays the learning rate of another one to `optimizer.final_share`: it goes on from the
     checkpoint of `--init-from RUN` or `RUN@STEP`, optimizer included. 0: a run of its own."""
@@ -145,6 +178,10 @@ class TrainConfig:
     def uses_best(self) -> bool:
         """Whether later commands read the best checkpoint, and not the newest."""
         return bool(self.patience or self.best_by)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.phases, str):  # a flag's text, as in configurations of runs before 27 November 2026
+            object.__setattr__(self, "phases", parse_phases(self.phases))
 
     @property
     def criterion(self) -> str:
@@ -220,15 +257,20 @@ class Experiment:
         """The phases of `train.phases`; without any, the whole run is one.
 
         Raises:
-            UserError: A phase cannot be read, or sets a field that it may not set.
+            UserError: A phase sets a field that it may not set.
         """
-        run, after, found = with_value(self, "train.phases", ""), 0, []
-        for number, (steps, changes) in enumerate(parse_phases(self.train.phases), 1):
-            phase = Phase(number, after, after + steps, changes, run)
+        run, after, found = with_value(self, "train.phases", ()), 0, []
+        for number, each in enumerate(self.train.phases, 1):
+            phase = Phase(number, after, after + each.steps, each.changes, run)
             with phase.named():
-                found.append(phase._replace(experiment=run.with_changes(changes)))
-            after += steps
+                found.append(phase._replace(experiment=run.with_changes(phase.changes)))
+            after += each.steps
         return (*found[:-1], found[-1]._replace(last=None)) if found else (Phase(1, 0, None, {}, self),)
+
+    @property
+    def phases_text(self) -> str:
+        """`train.phases` as the flag has them."""
+        return ", ".join(map(str, self.train.phases))
 
     def phase_at(self, step: int) -> Phase:
         """Return the phase of a step, counted from 1."""
@@ -311,18 +353,19 @@ _OF_SCHEDULE = tuple(f"optimizer.{name}" for name in ("schedule", "warmup_", "de
 _PHASE = re.compile(r"([1-9]\d*)(?:x([1-9]\d*))?(?:x([1-9]\d*))?((?:\s+[\w.-]+=\S+)*)")
 
 
-def parse_phases(text: str) -> list[tuple[int, dict[str, Any]]]:
-    """Return (steps, values by dotted names) of each phase of `train.phases`; raise UserError for any other text."""
+def parse_phases(text: str) -> tuple[PhaseConfig, ...]:
+    """Return the phases of the flag --train.phases, which `PhaseConfig.__str__` writes; raise UserError for others."""
     found = []
     for part in text.split(",") if text else ():
         match = _PHASE.fullmatch(part.strip())
         if match is None:
             raise UserError(f"train.phases has {part.strip()!r}; a phase is STEPS, STEPSxLENGTH or STEPSxLENGTHxBATCH, "
                             "then FIELD=VALUE for other fields, with commas between phases, as in 700x16,800x128.")
-        steps, length, batch, others = match.groups()
-        pairs = [("data.length", length), ("train.batch_size", batch), *(pair.split("=", 1) for pair in others.split())]
-        found.append((int(steps), {name.replace("-", "_"): _literal(value) for name, value in pairs if value}))
-    return found
+        *sizes, others = match.groups()
+        pairs = (pair.split("=", 1) for pair in others.split())
+        fields = {name.replace("-", "_"): _literal(value) for name, value in pairs}
+        found.append(PhaseConfig(*(int(size) if size else None for size in sizes), fields))
+    return tuple(found)
 
 
 def _literal(text: str) -> Any:

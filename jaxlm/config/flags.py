@@ -5,13 +5,19 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
-from typing import Any
+from typing import Annotated, Any
 
 import tyro
 
-from jaxlm.config.experiment import Experiment
+from jaxlm.config.experiment import Experiment, PhaseConfig, parse_phases
 from jaxlm.errors import UserError
 from jaxlm.fields import marks_of, settings
+
+PHASES = Annotated[tuple[PhaseConfig, ...], tyro.constructors.PrimitiveConstructorSpec(
+    nargs=1, metavar="STEPSxLENGTHxBATCH,…", instance_from_str=lambda texts: parse_phases(texts[0]),
+    is_instance=lambda value: isinstance(value, tuple), str_from_instance=lambda phases: [", ".join(map(str, phases))],
+)]
+"""Type of `train.phases`, which one flag sets."""
 
 
 def override(experiment: Experiment, arguments: list[str], command: str) -> Experiment:
@@ -39,7 +45,10 @@ def override(experiment: Experiment, arguments: list[str], command: str) -> Expe
         spec = registry.get_struct_spec(info)
         asked.remove(info.type)
         hidden = {f.name for f in dataclasses.fields(info.type) if "bound" in marks_of(f)}
-        shown = tuple(f for f in spec.fields if f.name not in hidden and not _is_list_of_structs(f.default))
+        shown = tuple(
+            dataclasses.replace(f, type=PHASES) if f.name == "phases" else f for f in spec.fields
+            if f.name not in hidden and (f.name == "phases" or not _is_list_of_structs(f.default))
+        )
 
         @functools.wraps(info.type, updated=())  # help shows the class's docstring
         def instantiate(**values: Any) -> Any:
@@ -56,7 +65,7 @@ def override(experiment: Experiment, arguments: list[str], command: str) -> Expe
         return_unknown_args=True,
     )
     if unknown:
-        names = [setting.name for setting in settings(experiment) if not _is_struct(setting.value)]
+        names = [s.name for s in settings(experiment) if s.name == "train.phases" or not _is_struct(s.value)]
         raise UserError(_unknown_field(unknown[0], names))
     return result
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxlm import systems
-from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
+from jaxlm.config.experiment import Experiment, OptimizerConfig, PhaseConfig, TrainConfig
 from jaxlm.data.linked_text import LinkedText
 from jaxlm.data.text import TextData
 from jaxlm.data.triples import TripleData
@@ -18,7 +18,8 @@ from jaxlm.parallel.mesh import MeshConfig
 # The only classes that a configuration file may name. Its names are never import paths.
 CLASS_BY_NAME: dict[str, type] = {
     cls.__name__: cls for cls in (
-        Experiment, TextData, LinkedText, TripleData, OptimizerConfig, TrainConfig, MeshConfig, *systems.CLASSES,
+        Experiment, TextData, LinkedText, TripleData, OptimizerConfig, PhaseConfig, TrainConfig, MeshConfig,
+        *systems.CLASSES,
     )
 }
 

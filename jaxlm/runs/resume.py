@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from jaxlm.config.experiment import Experiment, Resolved
-from jaxlm.config.json import differences, flatten, to_json
+from jaxlm.config.json import differences, flatten, from_json, to_json
 from jaxlm.errors import UserError
 from jaxlm.fields import Setting, with_value
 from jaxlm.objectives.base import Constants
@@ -36,7 +36,7 @@ def check_run(run: RunFolder, resolved: Resolved) -> None:
 def _check_configuration(run: RunFolder, experiment: Experiment) -> None:
     if run.has_begun:  # its metadata cannot be edited by hand as config.json can
         before = dict(run.metadata.get("configuration") or flatten(run.experiment, Setting.decides_result))
-        phases = before.pop("train.phases", "")  # those that have not begun may change
+        phases = from_json(before.pop("train.phases", ()))  # those that have not begun may change
         _refuse(run, differences(before, flatten(experiment, Setting.decides_result)))
         _check_phases(run, with_value(experiment, "train.phases", phases), experiment)
     elif run.saved_steps:
@@ -55,8 +55,8 @@ def _check_phases(run: RunFolder, before: Experiment, experiment: Experiment) ->
     ] for each in (before, experiment))
     if old != new:
         raise UserError(
-            f"{run.path} has done {done:,} steps with train.phases {before.train.phases!r}, and "
-            f"{experiment.train.phases!r} changes a phase that has begun; change only later ones, or choose another "
+            f"{run.path} has done {done:,} steps with train.phases {before.phases_text!r}, and "
+            f"{experiment.phases_text!r} changes a phase that has begun; change only later ones, or choose another "
             "--run-dir and start from this run with --init-from."
         )
 

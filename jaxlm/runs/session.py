@@ -10,7 +10,7 @@ from typing import Any, Self
 import jax
 from jax.sharding import Mesh
 
-from jaxlm.config.experiment import Experiment, Phase, Resolved, parse_phases
+from jaxlm.config.experiment import Experiment, Phase, Resolved
 from jaxlm.data.base import Source
 from jaxlm.errors import UserError
 from jaxlm.models.base import Model
@@ -188,7 +188,7 @@ def with_steps(experiment: Experiment, num_examples: int = 0) -> Experiment:
     """
     train = experiment.train
     if train.steps is None and train.phases:
-        train = dataclasses.replace(train, steps=sum(steps for steps, _ in parse_phases(train.phases)))
+        train = dataclasses.replace(train, steps=sum(phase.steps for phase in train.phases))
     elif train.steps is None:
         if not train.epochs * num_examples:
             raise UserError("train.steps is None; give a number, train.phases, or for a new run train.epochs.")

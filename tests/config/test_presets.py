@@ -96,7 +96,7 @@ def test_published_recipes(name):
     optimizer, steps, batch, length = RECIPES[name]
     assert {field: getattr(experiment.optimizer, field) for field in optimizer} == optimizer
     train = experiment.train
-    assert (train.steps, train.batch_size, experiment.data.length, train.phases) == (steps, batch, length, "")
+    assert (train.steps, train.batch_size, experiment.data.length, train.phases) == (steps, batch, length, ())
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import hashlib
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ import optax
 import pytest
 
 from jaxlm.analysis.step import open_stand_in
-from jaxlm.config.experiment import Experiment, TrainConfig
+from jaxlm.config.experiment import Experiment, PhaseConfig, TrainConfig, parse_phases
+from jaxlm.config.flags import override
+from jaxlm.config.json import from_json, to_json
 from jaxlm.config.presets import load_preset
 from jaxlm.data.base import RowFormat
 from jaxlm.data.text import TextData
@@ -173,14 +176,28 @@ def test_a_plan_is_of_one_phase():
     said = []
     session = open_stand_in(experiment_of("2x16, 3, 2x16x6 optimizer.weight_decay=0.2"), report=said.append)
     e = session.experiment
-    assert (e.data.length, e.train.batch_size, e.train.steps, e.train.phases) == (16, 6, 4, "")
+    assert (e.data.length, e.train.batch_size, e.train.steps, e.train.phases) == (16, 6, 4, ())
     assert e.optimizer.weight_decay == 0.2 and session.synthetic_batch().tokens.shape == (6, 17)
     assert said == ["Batches are 8 x 16 for 2 steps, then 4 x 32 for 3 steps, then 6 x 16 (optimizer.weight_decay 0.2)"
                     "; this is a step of phase 3 of 3."]
     e = open_stand_in(experiment_of("2x16, 3, 2x16x6"), phase=2).experiment
-    assert (e.data.length, e.train.batch_size, e.train.steps, e.train.phases) == (32, 4, 3, "")
+    assert (e.data.length, e.train.batch_size, e.train.steps, e.train.phases) == (32, 4, 3, ())
     with pytest.raises(UserError, match=r"--phase is 4; the last one is 3 \(train\.phases\)"):
         open_stand_in(experiment_of("2x16, 3, 2x16x6"), phase=4)
+
+
+@pytest.mark.parametrize("text", [THREE, "3x16 objective.mask_rate=0.3, 5 train.batch_size=8 optimizer.name=adamw", ""])
+def test_phases_of_a_flag_and_of_an_earlier_run(text):
+    """As a text, and as the list in config.json; configurations of earlier versions have the text."""
+    config = experiment_of(text)
+    assert parse_phases(config.phases_text) == config.train.phases
+    stored = json.loads(json.dumps(to_json(config.train)))
+    assert isinstance(stored["phases"], list)
+    assert from_json(stored) == from_json(stored | {"phases": text}) == config.train
+    changed = override(config, ["--train.phases", "5x8, 4"], "pretrain")
+    assert changed.train.phases == (PhaseConfig(5, 8), PhaseConfig(4))
+    with pytest.raises(UserError, match=r"train.phases: steps is 0; it must be in \[1, inf\)"):
+        PhaseConfig(0)
 
 
 def test_steps_are_the_sum_of_the_phases():
