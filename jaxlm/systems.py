@@ -25,6 +25,7 @@ from jaxlm.models.transe import TransE
 from jaxlm.models.word2vec import Word2Vec
 from jaxlm.models.xlm_roberta import XlmRoberta
 from jaxlm.models.xlnet import Xlnet
+from jaxlm.objectives.base import class_of
 from jaxlm.objectives.bidirectional_lm import BidirectionalLM
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.contrastive import Contrastive
@@ -101,7 +102,7 @@ SYSTEMS = (
 
 def system_of(objective: Any, model: Any = None) -> System | None:
     """Return the system of an objective and a model, by default its own; None if it is not registered."""
-    classes = (type(objective), type(objective.model if model is None else model))
+    classes = (class_of(objective), type(objective.model if model is None else model))
     return next((system for system in SYSTEMS if (system.objective, system.model) == classes), None)
 
 

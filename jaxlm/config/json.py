@@ -13,6 +13,7 @@ from jaxlm.data.text import TextData
 from jaxlm.data.triples import TripleData
 from jaxlm.errors import UserError
 from jaxlm.fields import Setting, marks_of, settings
+from jaxlm.objectives.base import class_of
 from jaxlm.parallel.mesh import MeshConfig
 
 # The only classes that a configuration file may name. Its names are never import paths.
@@ -26,10 +27,11 @@ CLASS_BY_NAME: dict[str, type] = {
 def to_json(value: Any) -> Any:
     """Return a configuration as plain JSON values; "type" holds the class name of a dataclass."""
     if dataclasses.is_dataclass(value):
-        if CLASS_BY_NAME.get(type(value).__name__) is not type(value):
-            raise UserError(f"add {type(value).__name__} to jaxlm/systems.py; no run of it could be opened.")
+        cls = class_of(value)
+        if CLASS_BY_NAME.get(cls.__name__) is not cls:
+            raise UserError(f"add {cls.__name__} to jaxlm/systems.py; no run of it could be opened.")
         kept = [f.name for f in dataclasses.fields(value) if not marks_of(f) & {"bound", "path"}]
-        return {"type": type(value).__name__} | {name: to_json(getattr(value, name)) for name in kept}
+        return {"type": cls.__name__} | {name: to_json(getattr(value, name)) for name in kept}
     if isinstance(value, (tuple, list)):
         return [to_json(item) for item in value]
     return value

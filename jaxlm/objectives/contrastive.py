@@ -138,7 +138,7 @@ class Contrastive(Objective):
     def select_params(self, source: PretrainedModel) -> Params:
         return source.objective.model.text_params(source.params)
 
-    def bind(self, vocabulary: Vocabulary, length: int, statistics: Any = None) -> Self:
+    def check(self, vocabulary: Vocabulary, length: int) -> None:
         model = self.model
         if model.max_length:
             require_positions(length, model.max_length)
@@ -159,9 +159,8 @@ class Contrastive(Objective):
         if self.reads_text and model.template.single != "cls $A sep":
             name = type(model).__name__
             raise UserError(f"objective.positives {self.positives} reads no rows of a {name}; take pairs.")
-        return super().bind(vocabulary, length, statistics)
 
-    def with_rows(self, rows: Any, data: Any) -> Self:
+    def with_labels_of(self, source: Any, data: Any) -> Self:
         if isinstance(rows, LabelledSource) == self.reads_text:
             raise UserError("objective.positives dropout and cloze read text; rows are for contrastive_tiny.")
         if not self.reads_text and not rows.records["train"]:

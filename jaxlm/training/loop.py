@@ -202,7 +202,7 @@ def evaluate(program: Program, state: TrainState, feed: Feed) -> dict[str, float
         figures[figure] = sum(share * value for share, value in found) / sum(share for share, _ in found)
     primary = program.objective.primary_metric
     figures |= {f"{source}_{primary}": part[primary] for source, part in parts.items() if source and primary in part}
-    if program.objective.is_task and name and not name.endswith("loss"):
+    if program.objective.scores_rows and name and not name.endswith("loss"):
         params = program.local_params(state.eval_params)
         figures |= program.objective.score_rows(params, feed.source, feed.length, program.train.batch_size)
     if name and name not in figures:

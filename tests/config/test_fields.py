@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from typing import Any
 
 import pytest
 
@@ -16,6 +15,7 @@ from jaxlm.config.json import CLASS_BY_NAME, differences, flatten, from_json, to
 from jaxlm.errors import UserError
 from jaxlm.fields import Setting, check_ranges, field
 from jaxlm.objectives.base import Objective
+from jaxlm.tokenizers.vocabulary import Vocabulary
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,10 +42,9 @@ class Learn(Objective):
     model: Model = field(Model(), weights=True)
     rate: float = 0.15
     cache: str = field("", path=True)
-    vocabulary: Any = field(None, bound=True)
 
 
-BOUND = Experiment(objective=Learn(vocabulary=object()))
+BOUND = Experiment(objective=Learn().bind_unchecked(Vocabulary.stand_in(160)))
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +80,7 @@ def test_ranges_have_open_and_closed_ends():
 
 
 def test_json_has_neither_bound_fields_nor_paths():
-    changed = dataclasses.replace(BOUND, objective=Learn(cache="/elsewhere", rate=0.2, vocabulary=object()))
+    changed = dataclasses.replace(BOUND, objective=Learn(cache="/elsewhere", rate=0.2).bind_unchecked(Vocabulary.stand_in(170)))
     value = to_json(changed)
     assert set(value["objective"]) == {"type", "model", "rate"}
     back = from_json(value | {"objective": value["objective"] | {"cache": "/elsewhere"}})

@@ -42,7 +42,7 @@ def change(file, **values):
 
 
 def folder_of(kind, model, bpe, out, **options):  # noqa: F811
-    objective = kind(model=MODELS[model].for_vocabulary(bpe.vocabulary), vocabulary=bpe.vocabulary)
+    objective = kind(model=MODELS[model].for_vocabulary(bpe.vocabulary)).bind_unchecked(bpe.vocabulary)
     return export_folder(out, objective, random_params(objective, 0), bpe, ModelCard(), **options)
 
 

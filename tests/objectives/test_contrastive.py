@@ -330,9 +330,9 @@ def test_rows_are_encoded_with_prompts(tokenizer, tmp_path):  # noqa: F811
     ]
     cut = dataclasses.replace(objective, query_length=7).remarks(source, 9)
     assert cut[1] == "2 queries reach --objective.query-length 7; longer are cut there"
-    assert objective.with_rows(source, data) == objective
+    assert objective.with_labels_of(source, data) == objective
     with pytest.raises(UserError, match=r"score-field is for --objective.criterion cosent"):
-        objective.with_rows(source, dataclasses.replace(data, score_field="score"))
+        objective.with_labels_of(source, dataclasses.replace(data, score_field="score"))
     alone = dataclasses.replace(objective, negatives=0)
     pairs = dataclasses.replace(data, source=str(tmp_path / "b.jsonl"))
     others = [{}], [{}, {}], [{}, {"positive": "x"}], [{}, {"query": "x"}], [{}, {"query": "x", "positive": "x"}]
@@ -341,10 +341,10 @@ def test_rows_are_encoded_with_prompts(tokenizer, tmp_path):  # noqa: F811
         with contextlib.nullcontext() if rows == others[-1] else pytest.raises(UserError, match=(
             r"b.jsonl has one pair, or pairs of one text, and so no negatives"
         )):
-            alone.with_rows(pairs.open(tokenizer), pairs)
+            alone.with_labels_of(pairs.open(tokenizer), pairs)
     (tmp_path / "a.jsonl").write_text(json.dumps(SHORT) + "\n")
     with pytest.raises(UserError, match="no row has hard negatives in negatives; name their columns"):
-        objective.with_rows(data.open(tokenizer), data)
+        objective.with_labels_of(data.open(tokenizer), data)
     short = dataclasses.replace(objective, query_length=0, query_prompt="the dog ran and then it ")
     assert texts(short.encode(source.records["train"], tokenizer, 9)[0].arrays)[0] == (
         "[CLS] the dog ran and then it the [SEP]"
@@ -445,7 +445,7 @@ def test_a_sentence_finds_the_passage_around_it():
     titles = [line.title for line in objective.describe(batch, jax.device_get(example), 0)]
     assert titles[:2] == ["query", "positive"]
     with pytest.raises(UserError, match=r"takes sentences out of passages; set --data.sentences False"):
-        objective.with_rows(None, TextData(sentences=True))
+        objective.with_labels_of(None, TextData(sentences=True))
 
 
 @pytest.mark.parametrize(("fields", "words"), [

@@ -164,7 +164,7 @@ def step(name: str, mesh: jax.sharding.Mesh) -> dict:
     objective = bound(name)
     program.make_optimizer = lambda *_: optax.sgd(0.5)
     constants = constants_of(name, mesh)
-    own = program.Program(objective, TrainConfig(batch_size=ROWS), OptimizerConfig(), mesh, constants)
+    own = program.Program(objective.with_constants(constants), TrainConfig(batch_size=ROWS), OptimizerConfig(), mesh)
     state = own.init_state(own.init_params(0))
     part = state.params["discriminator" if name == "deberta" else "decoder" if name == "gpt2" else "encoder"]
     query = part.get("encoder", part)["layers"]["attention"]["query"]["kernel"]
