@@ -51,6 +51,7 @@ def from_json(value: Any, where: str = "the configuration") -> Any:
         return tuple(from_json(item, where) for item in value)
     if not isinstance(value, dict):
         return value
+    value = _renamed(value)
     cls = CLASS_BY_NAME.get(str(value.get("type")))
     if cls is None:
         raise UserError(f"{where} names a type {value.get('type')!r} that this version of jaxlm does not know.")
@@ -67,6 +68,16 @@ def from_json(value: Any, where: str = "the configuration") -> Any:
         return cls(**{name: from_json(item, where) for name, item in fields.items()})
     except (TypeError, ValueError, ArithmeticError) as error:
         raise UserError(f"{where} does not describe a {cls.__name__}: {error}") from error
+
+
+def _renamed(value: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of a class by this version's names: `Contrastive` was once that of text without labels, too."""
+    if value.get("type") != "Contrastive" or "positives" not in value:
+        return value
+    if value["positives"] == "rows":
+        return {name: item for name, item in value.items() if name not in ("positives", "keep_rate")}
+    of_rows = ("criterion", "negatives", "query_prompt", "passage_prompt")
+    return {name: item for name, item in value.items() if name not in of_rows} | {"type": "SelfContrastive"}
 
 
 def flatten(config: Any, keep: Callable[[Setting], bool] = lambda setting: True) -> dict[str, Any]:

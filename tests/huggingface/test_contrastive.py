@@ -16,9 +16,9 @@ from jaxlm.huggingface import ModelCard, export_folder
 from jaxlm.huggingface.sentence_transformers import read
 from jaxlm.inference.embed import embed
 from jaxlm.objectives.base import PretrainedModel
-from jaxlm.objectives.contrastive import Contrastive
 from jaxlm.runs.load import load_model
 from jaxlm.runs.model import load_trained
+from jaxlm.tasks.contrastive import Contrastive
 from tests.huggingface.support import read_json
 from tests.huggingface.test_tasks import MODELS, Bert, Deberta, ElectraEncoder, Gpt2, ModernBert, Xlnet
 from tests.huggingface.test_tasks import tokenizer as bpe  # noqa: F401 - a fixture

@@ -38,7 +38,6 @@ from jaxlm.models.xlnet import Xlnet
 from jaxlm.objectives.base import Constants, Objective
 from jaxlm.objectives.bidirectional_lm import BidirectionalLM
 from jaxlm.objectives.causal_lm import CausalLM
-from jaxlm.objectives.contrastive import Contrastive
 from jaxlm.objectives.distillation import Distillation
 from jaxlm.objectives.entity_autoencoder import EntityAutoencoder
 from jaxlm.objectives.masked_diffusion import MaskedDiffusion
@@ -51,6 +50,7 @@ from jaxlm.objectives.span_corruption import SpanCorruption
 from jaxlm.objectives.triple_ranking import TripleRanking
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.parallel.rules import batch_sharding, shardings
+from jaxlm.tasks.contrastive import Contrastive
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.training import program
 from jaxlm.types import TokenBatch, TripleBatch
