@@ -20,7 +20,6 @@ from jaxlm.commands.common import (
     parse_options,
     phase_option,
     resolve_config,
-    start_jax,
     task_options,
 )
 from jaxlm.errors import UserError
@@ -42,7 +41,6 @@ def main(arguments: list[str]) -> int:
     if options.peer:  # jax would otherwise reserve most of a GPU's memory
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     resolved = resolve_config(parser, options, flags)
-    start_jax()
     from jaxlm.analysis import bench
     from jaxlm.analysis.step import open_stand_in
     from jaxlm.analysis.timing import readable

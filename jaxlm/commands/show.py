@@ -7,7 +7,7 @@ Examples of a task are printed as the model of --init-from reads them.
 
 from __future__ import annotations
 
-from jaxlm.commands.common import config_parser, parse_options, resolve_config, start_jax, task_options
+from jaxlm.commands.common import config_parser, parse_options, resolve_config, task_options
 from jaxlm.errors import UserError
 from jaxlm.paths import any_path
 
@@ -23,7 +23,6 @@ def main(arguments: list[str]) -> None:
         if (value := getattr(options, name)) < least:
             raise UserError(f"--{name} is {value}; it must be at least {least}.")
     resolved = resolve_config(parser, options, flags)
-    start_jax()
     from jaxlm.analysis.show import show
     from jaxlm.runs.folder import RunFolder
     from jaxlm.runs.load import load_model, load_run

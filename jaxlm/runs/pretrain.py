@@ -28,7 +28,7 @@ from jaxlm.runs.load import constant_arrays, load_model
 from jaxlm.runs.session import Session, require_model, set_up
 from jaxlm.training.checkpoints import Checkpoints
 from jaxlm.training.clock import Clock
-from jaxlm.training.loop import StepLog, train
+from jaxlm.training.loop import Run, train
 from jaxlm.training.metrics import MetricsWriter, Totals, evaluations, is_out_of_patience, last_evaluation, read_metrics
 from jaxlm.training.program import Program, TrainState, check_program
 from jaxlm.training.progress import Progress
@@ -45,6 +45,8 @@ class Trained(NamedTuple):
     state: TrainState
     figures: dict[str, float]
     """Figures of the last evaluation; none without held-out data."""
+    metadata: dict[str, Any]
+    """Contents of data.json."""
 
 
 def pretrain(resolved: Resolved, run_dir: str | os.PathLike[str], report: Report = print) -> Trained:
@@ -133,7 +135,7 @@ def _train(session: Session, mesh: Mesh, report: Report, stack: contextlib.ExitS
     if after_step >= t.steps or is_out_of_patience(evaluations(run.path, t.criterion, after_step), t):
         more = "steps" if after_step >= t.steps else "patience"
         report(f"Finished: {after_step:,} steps are done; raise --train.{more} to train longer. Run: {run.path}")
-        return Trained(session, program, state, last_evaluation(run.path)[1])
+        return Trained(session, program, state, last_evaluation(run.path)[1], metadata)
     for line in [*resume.schedule_remarks(run, experiment), "Compiling the step; its first figures follow."]:
         report(line)
 
@@ -145,11 +147,11 @@ def _train(session: Session, mesh: Mesh, report: Report, stack: contextlib.ExitS
 
     writer = main_first(open_writer, "open the metrics", everywhere=False)
     progress = stack.enter_context(Progress(t.steps, after_step, enabled=jax.process_index() == 0))
-    log = StepLog(program, feed, checkpoints, after_step, writer, progress, totals, clock)
-    state, figures = train(program, state, feed, checkpoints, log, metadata, sample if texts else None)
+    steps = Run(program, feed, checkpoints, metadata, writer, progress, clock)
+    state, figures = train(steps, state, totals, sample if texts else None)
     done = checkpoints.steps()[-1]  # fewer than `train.steps` if training stopped early
     progress.note(f"Finished {done:,}{f' of {t.steps:,}' if done < t.steps else ''} steps. Run: {run.path}")
-    return Trained(session, program, state, figures)
+    return Trained(session, program, state, figures, metadata)
 
 
 def _settings(experiment: Experiment) -> dict[str, Any]:

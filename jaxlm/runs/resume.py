@@ -195,7 +195,7 @@ def write_run(session: Session, metadata: dict[str, Any]) -> None:
         _refuse(run, differences(*(
             flatten(each, lambda setting: "vocabulary" in setting.marks) for each in (before, experiment)
         )))
-    if experiment.train.steps > run.newest_step:  # otherwise the run is finished and keeps its configuration
+    if session.kept is experiment:
         write_json(run.path / "config.json", to_json(experiment))
     write_metadata(run.path, metadata)
     if run.tokenizer_folder is None:

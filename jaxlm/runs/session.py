@@ -115,6 +115,12 @@ class Session:
         """The bound objective."""
         return self.experiment.objective
 
+    @property
+    def kept(self) -> Experiment:
+        """The configuration of the run's folder: a finished run keeps its own, whatever the flags say."""
+        is_finished = self.run.experiment is not None and self.experiment.train.steps <= self.run.newest_step
+        return self.run.experiment if is_finished else self.experiment
+
     def replace(self, **parts: Any) -> Self:
         """Return a copy with other parts of the experiment; a new objective must be bound."""
         return dataclasses.replace(self, experiment=dataclasses.replace(self.experiment, **parts))

@@ -127,7 +127,7 @@ def bound(files, model, *more):
     """The bound task, its first batch and fresh parameters."""
     session = set_up(resolve("configs/tasks/kagnet.py", flags(files, model, *more)[2:], model), load_model).open_data()
     task = session.objective
-    return task, session.rows.batches("train", 8, task.row_format(48), 0).batch(0), session.pretrained
+    return task, session.source.batches("train", 8, task.row_format(48), 0).batch(0), session.pretrained
 
 
 def test_losses_in_numpy(models, files):
