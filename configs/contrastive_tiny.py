@@ -16,7 +16,7 @@ Result:      held-out accuracy among 64 passages 0.526 at step 200 of 200, title
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
 from jaxlm.models.bert import Bert
-from jaxlm.objectives.contrastive import Contrastive
+from jaxlm.tasks.contrastive import Contrastive
 from jaxlm.tasks.text_groups import TextGroups
 
 experiment = Experiment(

@@ -17,10 +17,10 @@ Result:      a bert_mini of 1,500 steps gets worse: Spearman on STS-B 0.375 befo
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
 from jaxlm.data.text import TextData
 from jaxlm.models.bert import Bert
-from jaxlm.objectives.contrastive import Contrastive
+from jaxlm.objectives.self_contrastive import SelfContrastive
 
 experiment = Experiment(
-    objective=Contrastive(model=Bert.published("tiny"), positives="dropout"),
+    objective=SelfContrastive(model=Bert.published("tiny")),
     data=TextData(source="python-docs", length=32, sentences=True, vocab_size=30522),
     optimizer=OptimizerConfig(learning_rate=1e-4, warmup_steps=20),
     train=TrainConfig(steps=300, batch_size=64, log_every=10, eval_every=50, eval_batches=12, checkpoint_every=100),

@@ -25,9 +25,9 @@ from jaxlm.models.transe import TransE
 from jaxlm.models.word2vec import Word2Vec
 from jaxlm.models.xlm_roberta import XlmRoberta
 from jaxlm.models.xlnet import Xlnet
+from jaxlm.objectives.base import class_of
 from jaxlm.objectives.bidirectional_lm import BidirectionalLM
 from jaxlm.objectives.causal_lm import CausalLM
-from jaxlm.objectives.contrastive import Contrastive
 from jaxlm.objectives.distillation import Distillation
 from jaxlm.objectives.entity_autoencoder import EntityAutoencoder
 from jaxlm.objectives.layer_distillation import LayerDistillation
@@ -36,12 +36,14 @@ from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.objectives.mixture_of_denoisers import MixtureOfDenoisers
 from jaxlm.objectives.permutation_lm import PermutationLM
 from jaxlm.objectives.replaced_tokens import ReplacedTokens
+from jaxlm.objectives.self_contrastive import SelfContrastive
 from jaxlm.objectives.skip_gram import SkipGram
 from jaxlm.objectives.span_boundary import SpanBoundary
 from jaxlm.objectives.span_corruption import SpanCorruption
 from jaxlm.objectives.triple_ranking import TripleRanking
 from jaxlm.tasks.answers import AnswerRows, Answers
 from jaxlm.tasks.classification import Classification, TextRows
+from jaxlm.tasks.contrastive import Contrastive
 from jaxlm.tasks.distillation import DistilledClassification
 from jaxlm.tasks.entity_typing import EntityTyping, TypingRows
 from jaxlm.tasks.kagnet import KagNet
@@ -101,7 +103,7 @@ SYSTEMS = (
 
 def system_of(objective: Any, model: Any = None) -> System | None:
     """Return the system of an objective and a model, by default its own; None if it is not registered."""
-    classes = (type(objective), type(objective.model if model is None else model))
+    classes = (class_of(objective), type(objective.model if model is None else model))
     return next((system for system in SYSTEMS if (system.objective, system.model) == classes), None)
 
 
@@ -126,6 +128,7 @@ TASKS: tuple[tuple[type, type], ...] = (
 
 CLASSES: tuple[type, ...] = tuple(dict.fromkeys([
     *(cls for system in SYSTEMS for cls in (system.objective, system.model)),
-    *(cls for pair in TASKS for cls in pair), Contrastive, ElectraEncoder, Model, KagNetwork, GraphSizes,
+    *(cls for pair in TASKS for cls in pair), Contrastive, SelfContrastive,
+    ElectraEncoder, Model, KagNetwork, GraphSizes,
 ]))
 """Classes that a configuration may name."""

@@ -220,7 +220,7 @@ def test_ctrl_c_ends_at_once_and_leaves_what_was_printed():
 
 @pytest.mark.parametrize(("command", "config", "where"), [
     ("pretrain", "configs/bert_tiny.py", "jaxlm.runs.pretrain.pretrain"),
-    ("finetune", "configs/tasks/classify.py", "jaxlm.runs.finetune.finetune"),
+    ("finetune", "configs/tasks/classify.py", "jaxlm.runs.sweep.finetune"),
 ])
 def test_a_run_that_a_signal_has_stopped_has_an_exit_code_of_its_own(tmp_path, monkeypatch, command, config, where):
     from jaxlm.errors import Stopped

@@ -27,7 +27,7 @@ TEXTS = ["the tree", "ak", "bks the tree, lb as a tree then and then"]
 
 def loaded(kind, model, bpe, tmp_path, vectors=None):  # noqa: F811
     model = MODELS[model].for_vocabulary(bpe.vocabulary)
-    objective = kind(model=model, vocabulary=bpe.vocabulary)
+    objective = kind(model=model).bind_unchecked(bpe.vocabulary)
     export_folder(tmp_path / "out", objective, random_params(objective, 0), bpe, ModelCard(), vectors=vectors)
     return jaxlm.load(str(tmp_path / "out"))
 

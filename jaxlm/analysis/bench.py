@@ -136,12 +136,12 @@ def bench_fine_tuning(
     Raises:
         UserError: The peer has no class for the task, or is not available.
     """
-    experiment, task, rows = session.experiment, session.objective, session.rows
+    experiment, task, rows = session.experiment, session.objective, session.source
     steps, t, length = steps or FINE_TUNING_STEPS, experiment.train, experiment.data.length
     program = session.program(make_mesh(experiment.mesh))
     feed = session.feed(program.mesh)
     fresh = program.init_params(t.seed)
-    params = jax.device_get(task.with_constants(program.constants).merge_pretrained(fresh, session.pretrained))
+    params = jax.device_get(task.merge_pretrained(fresh, session.pretrained))
     step = _Steps(program, program.init_state(params))
     sides = [Side("jaxlm", lambda steps: step.run(itertools.islice(feed.after(0), steps)))]
     if has_peer:

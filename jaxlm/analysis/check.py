@@ -177,7 +177,7 @@ def check_preset(name: str, cpu: jax.Device) -> Iterator[Figure]:
 
 def _evaluate(session: Session, mesh: Mesh, params: Any) -> tuple[Any, Any, Any]:
     """Return the corrupted batch of a step, the loss, and its gradients, on a mesh."""
-    objective, rows = session.objective.with_constants(session.constants), session.experiment.train.batch_size
+    objective, rows = session.objective, session.experiment.train.batch_size
 
     @jax.jit
     def step(params, batch):

@@ -32,7 +32,7 @@ def show(session: Session, step: int, examples: int, params: Params | None = Non
         params: Parameters of a task's run, whose predictions are shown, too.
     """
     console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())  # in a pipe rows stay on one line
-    experiment, text, tokenizer = session.experiment, session.rows, session.tokenizer
+    experiment, text, tokenizer = session.experiment, session.source, session.tokenizer
     stages = stages_of(text, experiment)
     stage = stage_after(stages, step)
     used: dict[str, None] = {}

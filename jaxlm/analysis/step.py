@@ -19,8 +19,9 @@ from jaxlm.fields import settings, with_value
 from jaxlm.objectives.base import Constants, Objective
 from jaxlm.parallel.rules import batch_sharding, shardings
 from jaxlm.runs.folder import NO_RUN, RunFolder
-from jaxlm.runs.load import constant_shapes
-from jaxlm.runs.session import Session, open_session, require_model
+from jaxlm.runs.load import constant_shapes, load_model
+from jaxlm.runs.session import Session, require_model, set_up, with_steps
+from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.training.program import Program
 from jaxlm.types import Report
 
@@ -30,7 +31,8 @@ BatchShapes = Any
 
 def open_stand_in(
     experiment: Experiment, config: str | None = None,
-    constants_of: Callable[[Objective], Constants] = constant_shapes, report: Report = print, phase: int | None = None,
+    constants_of: Callable[[Objective, Vocabulary], Constants] = constant_shapes, report: Report = print,
+    phase: int | None = None,
 ) -> Session:
     """Open an experiment to plan or time its step on synthetic rows. Of phases, only one is left, with its own steps.
 
@@ -49,22 +51,22 @@ def open_stand_in(
     """
     experiment.validate()
     require_model(experiment)
-    if experiment.train.steps is None:  # of `train.epochs`, which wait for the rows
-        experiment = with_value(experiment, "train.steps", 1)
     run = NO_RUN if config is None else RunFolder.read(config)
     names_data = config is not None and any(
         new.value != old.value
         for new, old in zip(settings(experiment.data), settings(load_preset(config).data), strict=True)
         if new.name == "source" or (new.name != "length" and "resumable" not in new.marks)
     )
-    session = open_session(Resolved(experiment), run, report, constants_of, use_stand_in=not names_data)
-    phases = session.experiment.phases
+    setup = set_up(Resolved(experiment), load_model, run, report, constants_of, use_stand_in=not names_data)
+    session = setup.without_data()
+    experiment = with_steps(session.experiment, experiment.train.batch_size, run)  # an epoch of a batch
+    phases = experiment.phases
     if phase is not None and not 0 < phase <= len(phases):
         raise UserError(f"--phase is {phase}; the last one is {len(phases)} (train.phases).")
-    chosen = session.experiment.phase_at(experiment.train.steps) if phase is None else phases[phase - 1]
+    chosen = experiment.phase_at(experiment.train.steps) if phase is None else phases[phase - 1]
     if len(phases) > 1:
         which = f"phase {chosen.number} of {len(phases)}"
-        report(f"Batches are {session.experiment.describe_phases()}; this is a step of {which}.")
+        report(f"Batches are {experiment.describe_phases()}; this is a step of {which}.")
     steps = (chosen.last or experiment.train.steps) - chosen.after
     return dataclasses.replace(session, experiment=with_value(chosen.experiment, "train.steps", steps))
 

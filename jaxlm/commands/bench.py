@@ -20,7 +20,6 @@ from jaxlm.commands.common import (
     parse_options,
     phase_option,
     resolve_config,
-    start_jax,
     task_options,
 )
 from jaxlm.errors import UserError
@@ -42,20 +41,19 @@ def main(arguments: list[str]) -> int:
     if options.peer:  # jax would otherwise reserve most of a GPU's memory
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     resolved = resolve_config(parser, options, flags)
-    start_jax()
     from jaxlm.analysis import bench
     from jaxlm.analysis.step import open_stand_in
     from jaxlm.analysis.timing import readable
-    from jaxlm.runs.load import constant_arrays
+    from jaxlm.runs.load import constant_arrays, load_model
     from jaxlm.runs.resolve import require_command
-    from jaxlm.runs.session import open_session
+    from jaxlm.runs.session import set_up
 
     has_peer = options.peer is not None
     if options.init_from:
         if option := next((name for name in ("generate", "phase") if getattr(options, name) is not None), None):
             raise UserError(f"--{option} is for pretrained models; leave it out beside --init-from.")
         require_command(resolved.experiment, "finetune", options.config)
-        session = open_session(resolved, report=log_line, constants_of=constant_arrays).with_rows(log_line)
+        session = set_up(resolved, load_model, report=log_line, constants_of=constant_arrays).open_data(log_line)
         found = bench.bench_fine_tuning(session, has_peer, options.steps, log_line)
     else:
         session = open_stand_in(resolved.experiment, options.config, constant_arrays, log_line, options.phase)

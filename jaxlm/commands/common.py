@@ -113,22 +113,33 @@ def parse_options(parser: Parser, arguments: list[str]) -> tuple[argparse.Namesp
     return parser.parse_known_args(arguments)
 
 
-def resolve_config(parser: Parser, options: argparse.Namespace, flags: list[str], pretrained: Any = None) -> Resolved:
+def resolve_config(
+    parser: Parser, options: argparse.Namespace, flags: list[str], pretrained: Any = None, start: bool = True
+) -> Resolved:
     """Resolve CONFIG with the flags and the model of --init-from; `--help` prints options and fields and exits.
 
-    `pretrained` is that model, a `PretrainedModel`, if it is loaded already.
+    Args:
+        parser: The command's parser.
+        options: Its own options.
+        flags: Flags for the fields of the configuration.
+        pretrained: The model of --init-from, a `PretrainedModel`, if it is loaded already.
+        start: Start jax, too. With --init-from it starts in any case, before the flags are read, to load the model.
     """
     if {"-h", "--help"} & set(flags):
         from jaxlm.config.presets import describe_preset
 
         print(parser.format_help(), describe_preset(options.config), sep="\n")  # the fields follow
-    if options.init_from:  # its parameters are loaded on a device
+    loads_model = options.init_from and pretrained is None
+    if loads_model:
         start_jax()
         _pin_init_from(options)
     from jaxlm.runs.resolve import resolve
 
     command = f"{parser.prog} {options.config}"
-    return resolve(options.config, flags, options.init_from, options.as_text, command, pretrained)
+    resolved = resolve(options.config, flags, options.init_from, options.as_text, command, pretrained)
+    if start and not loads_model:
+        start_jax()
+    return resolved
 
 
 def _pin_init_from(options: argparse.Namespace) -> None:

@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> None:
         },
         metrics={f"eval_{name}": value for name, value in evaluation.items()},
     )
-    is_encoder = not model.objective.is_task and model.objective.answer_kind != "text"
+    is_encoder = not model.objective.scores_rows and model.objective.answer_kind != "text"
     vectors = model.settings.vectors
     pooling = options.sentence_transformers or (vectors.pooling if vectors else "mean" if is_encoder else "none")
     vectors = vectors or Vectors("mean", model.length, False)

@@ -10,12 +10,7 @@ the task's first metric; ties go to the first value.
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
 import json
-import statistics
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxlm.commands.common import (
     bootstrap_option,
@@ -25,26 +20,12 @@ from jaxlm.commands.common import (
     resolve_config,
     run_folder,
     standard_output,
-    start_jax,
     task_options,
     update_curves,
 )
+from jaxlm.commands.evaluate import print_result
 from jaxlm.errors import Stopped, UserError
-from jaxlm.paths import any_path, check_output
-
-if TYPE_CHECKING:
-    from etils import epath
-
-    from jaxlm.config.experiment import Resolved
-
-
-class Training(NamedTuple):
-    """One run to train."""
-
-    resolved: Resolved
-    folder: epath.Path
-    predictions: str | None
-    """File for the answers to the held-out rows."""
+from jaxlm.paths import check_output
 
 
 def main(arguments: list[str]) -> int:
@@ -62,59 +43,41 @@ def main(arguments: list[str]) -> int:
     field, values = parse_sweep(options.sweep)
     variants = [[*flags, f"--{field}", value] if field else flags for value in values]
     first = resolve_config(parser, options, variants[0])
-    others = [resolve_config(parser, options, variant, first.pretrained) for variant in variants[1:]]  # loaded once
-    trainings = {
-        value: trainings_of(resolved, f"{field.rpartition('.')[2]}_{value}" if field else "", options)
-        for value, resolved in zip(values, [first, *others], strict=True)
-    }
+    others = [resolve_config(parser, options, each, first.pretrained, start=False) for each in variants[1:]]
+    from jaxlm.runs.resolve import require_command
+    from jaxlm.runs.sweep import fine_tune_all, seeds_of, test_remark
+
+    if options.predictions and field:
+        raise UserError("--predictions is for one run; leave it out and use `jaxlm evaluate` on the chosen run.")
+    trainings = {}
+    for value, resolved in zip(values, [first, *others], strict=True):
+        require_command(resolved.experiment, "finetune", options.config)
+        resolved.experiment.objective.require_packages()
+        folder = run_folder(options) / (f"{field.rpartition('.')[2]}_{value}" if field else "")
+        trainings[value] = seeds_of(resolved, folder, options.seeds, options.predictions)
+        for training in trainings[value]:
+            data = resolved.experiment.data
+            check_output(training.predictions, "--predictions", options.overwrite, (data.source, data.dev))
     if field and not first.experiment.data.has_held_out:
         raise UserError("--sweep chooses by the held-out rows, and there are none; set --data.held-out or --data.dev.")
-    shared = test_remark(options.test, first) if options.test else ""
-    start_jax()
+    remark = test_remark(options.test, first) if options.test else ""
     import jax
 
-    from jaxlm.commands.evaluate import evaluate_run, print_result
-
+    is_main = jax.process_index() == 0
     with standard_output(options):
+        report = print if is_main else lambda _: None
         try:
-            results = {value: mean_of([train(each, options) for each in group]) for value, group in trainings.items()}
+            result = fine_tune_all(trainings, field, options.bootstrap, options.test, remark, update_curves, report)
         except Stopped as stopped:
             return stopped.exit_code
-        best = best_of(results, first.experiment.train.best_by) if field else ""
-        result, folder = results[best], str(trainings[best][0].folder)
-        if field:
-            result |= {"chosen": {field: best}, "run": folder}
-            result["sweep"] = {value: found["metrics"] for value, found in results.items()}
-            if jax.process_index() == 0:
-                for value, metrics in result["sweep"].items():
-                    figures = "  ".join(f"{name} {figure:.4f}" for name, figure in metrics.items())
-                    print(f"--{field} {value}: {figures}")
-                print(f"Chosen: --{field} {best}, {folder}")
-        if options.test:
-            if shared and jax.process_index() == 0:
-                print(shared)
-            result["test"] = evaluate_run(folder, ["--data.source", options.test], resamples=options.bootstrap)
-    if jax.process_index() > 0:
-        return 0
-    if options.json:
+    if is_main and options.json:
         print(json.dumps(result))
-        return 0
-    print_result(result)
-    if options.test:
-        print(f"On {options.test}:")
-        print_result(result["test"])
+    elif is_main:
+        print_result(result)
+        if options.test:
+            print(f"On {options.test}:")
+            print_result(result["test"])
     return 0
-
-
-def test_remark(path: str, resolved: Resolved) -> str:
-    """Return a remark about rows of --test that are trained on; raise UserError for a file that cannot be meant."""
-    from jaxlm.data.labelled import good_rows, refuse_same_file, shared_rows
-
-    if not path.startswith(("tfds:", "hf:")) and not any_path(path).exists():
-        raise UserError(f"--test {path} does not exist; name a file of rows.")
-    data = dataclasses.replace(resolved.experiment.data, skip_bad_rows=True)
-    refuse_same_file("--test", path, data.source)
-    return shared_rows(path, good_rows(data, path)[0], data.source, good_rows(data, data.source)[0])
 
 
 def parse_sweep(sweep: str | None) -> tuple[str, list[str]]:
@@ -126,63 +89,3 @@ def parse_sweep(sweep: str | None) -> tuple[str, list[str]]:
     if not name or not all(values) or len(values) < 2 or len(set(values)) < len(values):
         raise UserError(f"--sweep {sweep} is not FIELD=V1,V2,… with two different values or more.")
     return name.removeprefix("--"), values
-
-
-def trainings_of(resolved: Resolved, subfolder: str, options: argparse.Namespace) -> list[Training]:
-    """Return the trainings of a configuration: with its seed and, for --seeds, with the following ones."""
-    from jaxlm.runs.resolve import require_command
-
-    experiment, count, name = resolved.experiment, options.seeds, options.predictions
-    require_command(experiment, "finetune", options.config)
-    experiment.objective.require_packages()
-    if count < 1:
-        raise UserError(f"--seeds is {count}; it must be 1 or more.")
-    if name and options.sweep:
-        raise UserError("--predictions is for one run; leave it out and use `jaxlm evaluate` on the chosen run.")
-    found = []
-    for seed in range(experiment.train.seed, experiment.train.seed + count):
-        folder, file = run_folder(options) / subfolder, name
-        if count > 1:
-            folder, file = folder / f"seed_{seed}", name and str(Path(name).with_stem(f"{Path(name).stem}_seed_{seed}"))
-        check_output(file, "--predictions", options.overwrite, (experiment.data.source, experiment.data.dev))
-        train = dataclasses.replace(experiment.train, seed=seed)
-        found.append(Training(resolved._replace(experiment=dataclasses.replace(experiment, train=train)), folder, file))
-    return found
-
-
-def train(training: Training, options: argparse.Namespace) -> dict[str, Any]:
-    """Train a run, or finish it, and return its result on the held-out rows."""
-    import jax
-
-    from jaxlm.runs.finetune import finetune
-    from jaxlm.tasks.evaluate import evaluate
-
-    evaluation = finetune(training.resolved, training.folder)
-    if jax.process_index() == 0:
-        update_curves(training.folder)
-    if evaluation is None:
-        print("Nothing is held out, so nothing is evaluated; give --data.dev FILE.")
-        return {"task": training.resolved.experiment.objective.name, "metrics": {}, "examples": 0}
-    return evaluate(evaluation, training.predictions, options.bootstrap if options.seeds == 1 else 0)
-
-
-def mean_of(results: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the result of one run, or the mean of each metric, and the standard deviations (n - 1) as `deviations`."""
-    if len(results) == 1:
-        return results[0]
-    figures = {name: [result["metrics"][name] for result in results] for name in results[0]["metrics"]}
-    shared = {name: value for name, value in results[0].items() if name not in ("classes", "confusion", "threshold")}
-    return shared | {
-        "metrics": {name: statistics.fmean(values) for name, values in figures.items()},
-        "deviations": {name: statistics.stdev(values) for name, values in figures.items()},
-        "seeds": len(results),
-    }
-
-
-def best_of(results: dict[str, dict[str, Any]], best_by: str) -> str:
-    """Return the value with the highest metric `best_by`, or first metric if `best_by` is none of the metrics."""
-    names = list(next(iter(results.values()))["metrics"])
-    metric = best_by if best_by in names else next(iter(names), None)
-    if metric is None:
-        raise UserError("--sweep chooses by the held-out rows, and there are none; give --data.dev FILE.")
-    return max(results, key=lambda value: results[value]["metrics"][metric])

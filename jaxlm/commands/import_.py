@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> None:
 
     name = hub.pin(options.hf_dir)
     imported = import_folder(hub.local(name), seed=options.seed)
-    if imported.objective.is_task:
+    if imported.objective.command != "pretrain":
         raise UserError(
             f"{options.hf_dir} holds a fine-tuned {type(imported.objective).__name__}, which needs no import: give it "
             "to `jaxlm evaluate`, or to `jaxlm finetune` as --init-from."

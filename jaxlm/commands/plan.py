@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
     output_option(parser, "--hlo", "write the compiled module's text (of one topology)")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output, nothing else")
     options, flags = parse_options(parser, arguments)
-    experiment = resolve_config(parser, options, flags).experiment
+    experiment = resolve_config(parser, options, flags, start=False).experiment
     check_output(options.hlo, "--hlo", options.overwrite)
     topologies = options.topology.split(",") if options.topology else []
     for name in ("search", "price", "extrapolate"):

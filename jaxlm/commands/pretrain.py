@@ -5,7 +5,7 @@ jaxlm pretrain CONFIG [--run-dir DIR] [--init-from RUN_OR_HF_DIR] [--any.field V
 
 from __future__ import annotations
 
-from jaxlm.commands.common import config_parser, parse_options, resolve_config, run_folder, start_jax, update_curves
+from jaxlm.commands.common import config_parser, parse_options, resolve_config, run_folder, update_curves
 from jaxlm.errors import Stopped, UserError
 from jaxlm.paths import any_path, is_run_folder, real_path
 
@@ -27,7 +27,6 @@ def main(arguments: list[str]) -> int:
             f"{config} is a run and --run-dir is another folder, which would begin from fresh parameters; pass "
             f"--init-from {config} to begin from the run's, or leave out --run-dir to resume it."
         )
-    start_jax()
     import jax
 
     from jaxlm.runs.pretrain import pretrain

@@ -7,7 +7,7 @@ Examples of a task are printed as the model of --init-from reads them.
 
 from __future__ import annotations
 
-from jaxlm.commands.common import config_parser, parse_options, resolve_config, start_jax, task_options
+from jaxlm.commands.common import config_parser, parse_options, resolve_config, task_options
 from jaxlm.errors import UserError
 from jaxlm.paths import any_path
 
@@ -23,17 +23,15 @@ def main(arguments: list[str]) -> None:
         if (value := getattr(options, name)) < least:
             raise UserError(f"--{name} is {value}; it must be at least {least}.")
     resolved = resolve_config(parser, options, flags)
-    start_jax()
     from jaxlm.analysis.show import show
-    from jaxlm.objectives.base import Objective
     from jaxlm.runs.folder import RunFolder
-    from jaxlm.runs.load import load_run
-    from jaxlm.runs.session import open_session
+    from jaxlm.runs.load import load_model, load_run
+    from jaxlm.runs.session import set_up
 
     kind = type(resolved.experiment.objective)
-    if kind.describe is Objective.describe:
+    if not hasattr(kind, "describe"):
         raise UserError(f"{kind.__name__} has no `describe` method; add it to show examples.")
-    session, params = open_session(resolved, RunFolder.read(any_path(options.config))).with_rows(), None
+    session, params = set_up(resolved, load_model, RunFolder.read(any_path(options.config))).open_data(), None
     if session.objective.shows_predictions and session.run.newest_step:
         params = load_run(session.run.path).params
     show(session, options.step, options.examples, params)

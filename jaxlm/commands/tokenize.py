@@ -25,11 +25,10 @@ def main(arguments: list[str]) -> None:
     match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", options.shard or "0/1")
     if not match or int(match[1]) >= int(match[2]):
         raise UserError(f"--shard is {options.shard}; give I/N with I from 0 to N - 1, such as 0/4.")
-    resolved = resolve_config(parser, options, flags)
+    resolved = resolve_config(parser, options, flags, start=False)
     from jaxlm.runs.folder import RunFolder
-    from jaxlm.runs.session import open_session
 
-    data, tokenizer = resolved.experiment.data, open_session(resolved, RunFolder.read(options.config)).tokenizer
+    data, tokenizer = resolved.experiment.data, set_up(resolved, load_model, RunFolder.read(options.config)).tokenizer
     if options.shard:
         data.tokenize(tokenizer, int(match[1]), int(match[2]))
         print(f"Shard {options.shard} is stored.")

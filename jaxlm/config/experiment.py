@@ -250,7 +250,7 @@ class Experiment:
     @property
     def command(self) -> str:
         """The command of `jaxlm` that trains it."""
-        return "finetune" if self.objective.is_task else "pretrain"
+        return self.objective.command
 
     @functools.cached_property
     def phases(self) -> tuple[Phase, ...]:
@@ -332,7 +332,7 @@ class Experiment:
             raise UserError(
                 "train.best_by and train.patience need held-out data; set --data.held-out, or leave them out."
             )
-        if t.sample_every and (not self.objective.answer_kind or self.objective.is_task):
+        if t.sample_every and not self.objective.can_sample:
             raise UserError(
                 "train.sample_every is for pretraining of models that fill masks or write text; leave it at 0 for "
                 f"{type(self.objective).__name__}."

@@ -13,6 +13,7 @@ from jaxlm.data.text import TextData
 from jaxlm.data.triples import TripleData
 from jaxlm.errors import UserError
 from jaxlm.fields import Setting, marks_of, settings
+from jaxlm.objectives.base import class_of
 from jaxlm.parallel.mesh import MeshConfig
 
 # The only classes that a configuration file may name. Its names are never import paths.
@@ -27,10 +28,11 @@ CLASS_BY_NAME: dict[str, type] = {
 def to_json(value: Any) -> Any:
     """Return a configuration as plain JSON values; "type" holds the class name of a dataclass."""
     if dataclasses.is_dataclass(value):
-        if CLASS_BY_NAME.get(type(value).__name__) is not type(value):
-            raise UserError(f"add {type(value).__name__} to jaxlm/systems.py; no run of it could be opened.")
+        cls = class_of(value)
+        if CLASS_BY_NAME.get(cls.__name__) is not cls:
+            raise UserError(f"add {cls.__name__} to jaxlm/systems.py; no run of it could be opened.")
         kept = [f.name for f in dataclasses.fields(value) if not marks_of(f) & {"bound", "path"}]
-        return {"type": type(value).__name__} | {name: to_json(getattr(value, name)) for name in kept}
+        return {"type": cls.__name__} | {name: to_json(getattr(value, name)) for name in kept}
     if isinstance(value, (tuple, list)):
         return [to_json(item) for item in value]
     return value
@@ -50,6 +52,7 @@ def from_json(value: Any, where: str = "the configuration") -> Any:
         return tuple(from_json(item, where) for item in value)
     if not isinstance(value, dict):
         return value
+    value = _renamed(value)
     cls = CLASS_BY_NAME.get(str(value.get("type")))
     if cls is None:
         raise UserError(f"{where} names a type {value.get('type')!r} that this version of jaxlm does not know.")
@@ -66,6 +69,16 @@ def from_json(value: Any, where: str = "the configuration") -> Any:
         return cls(**{name: from_json(item, where) for name, item in fields.items()})
     except (TypeError, ValueError, ArithmeticError) as error:
         raise UserError(f"{where} does not describe a {cls.__name__}: {error}") from error
+
+
+def _renamed(value: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of a class by this version's names: `Contrastive` was once that of text without labels, too."""
+    if value.get("type") != "Contrastive" or "positives" not in value:
+        return value
+    if value["positives"] == "rows":
+        return {name: item for name, item in value.items() if name not in ("positives", "keep_rate")}
+    of_rows = ("criterion", "negatives", "query_prompt", "passage_prompt")
+    return {name: item for name, item in value.items() if name not in of_rows} | {"type": "SelfContrastive"}
 
 
 def flatten(config: Any, keep: Callable[[Setting], bool] = lambda setting: True) -> dict[str, Any]:

@@ -84,12 +84,12 @@ class Source(Protocol):
         """Token statistics of the splits."""
         ...
 
-    def batches(self, split: str, rows: int, row_format: RowFormat, seed: int) -> Batches:
+    def batches(self, split: str, batch_size: int, row_format: RowFormat, seed: int) -> Batches:
         """Return shuffled batches.
 
         Args:
             split: "train" or "held_out".
-            rows: rows of a batch over all hosts.
+            batch_size: rows of a batch over all hosts.
             row_format: how the data is cut into rows.
             seed: seed of the shuffle.
 

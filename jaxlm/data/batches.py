@@ -24,7 +24,7 @@ _AHEAD = 4
 EVALUATION_KEY = 0x6576616C  # evaluation uses the same windows for every seed of a run
 
 
-class Rows(Protocol):
+class RowTable(Protocol):
     """Rows of tokens by number.
 
     Attributes:
@@ -48,7 +48,7 @@ class Batches:
     """Shuffled batches, or a stream.
 
     Attributes:
-        rows: rows to draw from.
+        table: rows to draw from.
         batch_size: rows of a batch over all hosts.
         raw_length: tokens of a row.
         num_rows: number of rows to draw from.
@@ -60,12 +60,12 @@ class Batches:
     shares: Mapping[str, float] = MappingProxyType({"": 1.0})
 
     def __init__(
-        self, rows: Rows, batch_size: int, seed: int, stream: bool = False, both_ways: bool = False
+        self, table: RowTable, batch_size: int, seed: int, stream: bool = False, both_ways: bool = False
     ) -> None:
         """Store the arguments.
 
         Args:
-            rows: rows to draw from.
+            table: rows to draw from.
             batch_size: rows of a batch over all hosts.
             seed: seed of the shuffle, or of the position in the text where a stream begins.
             stream: whether each row continues in the next batch.
@@ -77,14 +77,14 @@ class Batches:
         """
         if both_ways and batch_size % 2:
             raise UserError(f"Half of the rows read backward, so train.batch_size must be even, not {batch_size}.")
-        self.rows = rows
+        self.table = table
         self._seed = seed
         self._is_stream = stream
         self._rows_per_part = 2 if both_ways else 1
         self._first = 0
         self.batch_size = batch_size
-        self.raw_length = rows.length
-        self.num_rows = rows.count
+        self.raw_length = table.length
+        self.num_rows = table.count
 
     def after(self, rows: int, batch_size: int) -> Self:
         """Return batches of `batch_size` that go on after the first `rows` rows; those of a stream keep their size."""
@@ -96,14 +96,14 @@ class Batches:
         """Return the mean row length in tokens, for throughput; `length` is the maximum sequence length."""
         return length
 
-    def batch(self, step: int, rows: slice = slice(None)) -> Any:
-        """Return batch number `step`, or this host's `rows` of it; raise UserError if there are none."""
+    def batch(self, step: int, local: slice = slice(None)) -> Any:
+        """Return batch number `step`, or of it only this host's rows `local`; raise UserError if there are none."""
         self._require_rows()
-        row_numbers = np.arange(self.batch_size)[rows]
+        row_numbers = np.arange(self.batch_size)[local]
         if self._is_stream:
             step += self._first // self.batch_size
-            return self.rows.read(self._in_stream(step, row_numbers, self.batch_size, self._seed))
-        return self.rows.read(self.shuffled(self._first + step * self.batch_size + row_numbers))
+            return self.table.read(self._in_stream(step, row_numbers, self.batch_size, self._seed))
+        return self.table.read(self.shuffled(self._first + step * self.batch_size + row_numbers))
 
     def shuffled(self, place: np.ndarray) -> np.ndarray:
         """Return the row numbers at places of the endless sequence of shuffled epochs."""
@@ -114,7 +114,7 @@ class Batches:
             index[chosen] = permute(position[chosen], self.num_rows, self._seed, int(number))
         return index
 
-    def stream(self, start_step: int = 0, rows: slice = slice(None)) -> Iterator[Any]:
+    def stream(self, start_step: int = 0, local: slice = slice(None)) -> Iterator[Any]:
         """Yield batches start_step, start_step + 1, ... without end.
 
         A thread reads a few batches ahead. It ends when the iterator is closed or garbage-collected.
@@ -122,35 +122,36 @@ class Batches:
         steps = itertools.count(start_step)
         pool = ThreadPoolExecutor(1, "jaxlm-batches")
         try:
-            waiting = collections.deque(pool.submit(self.batch, step, rows) for step in itertools.islice(steps, _AHEAD))
+            first = itertools.islice(steps, _AHEAD)
+            waiting = collections.deque(pool.submit(self.batch, step, local) for step in first)
             for step in steps:
                 batch = waiting.popleft().result()
-                waiting.append(pool.submit(self.batch, step, rows))
+                waiting.append(pool.submit(self.batch, step, local))
                 yield batch
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def evaluation(self, batch_size: int, count: int, rows: slice = slice(None)) -> Iterator[Any]:
+    def evaluation(self, batch_size: int, count: int, local: slice = slice(None)) -> Iterator[Any]:
         """Yield the first `count` batches of a fixed permutation, or of a stream, and stop after all windows.
 
         Empty rows (segment_ids all 0, or row -1) fill the last batch.
         """
         if self._is_stream and self.num_rows >= batch_size:
             for number in range(min(count, self.num_rows // (batch_size // self._rows_per_part))):
-                yield self.rows.read(self._in_stream(number, np.arange(batch_size)[rows], batch_size, 0))
+                yield self.table.read(self._in_stream(number, np.arange(batch_size)[local], batch_size, 0))
             return
         chosen = self._evaluation_order(min(self.num_rows, count * batch_size))
         for start in range(0, len(chosen), batch_size):
             part = chosen[start : start + batch_size]
-            yield self._read(np.pad(part, (0, batch_size - len(part)), constant_values=-1), rows)
+            yield self._read(np.pad(part, (0, batch_size - len(part)), constant_values=-1), local)
 
     def _evaluation_order(self, size: int) -> np.ndarray:
         """Return the `size` rows of an evaluation in their order."""
         return permute(np.arange(size), self.num_rows, EVALUATION_KEY)
 
-    def _read(self, index: np.ndarray, rows: slice) -> Any:
-        """Read this host's `rows` of a batch of the rows `index`."""
-        return self.rows.read(index[rows])
+    def _read(self, index: np.ndarray, local: slice) -> Any:
+        """Read this host's rows `local` of a batch of the rows `index`."""
+        return self.table.read(index[local])
 
     def _in_stream(self, step: int, row_numbers: np.ndarray, batch_size: int, seed: int) -> np.ndarray:
         """Return the window row_numbers of the rows `row_numbers` of a batch of a stream.

@@ -329,18 +329,18 @@ class LabelledSource:
         rows = f"{num_full:,} of {len(examples):,} rows"
         return [f"{rows} reach --data.length {length}; longer texts are cut there"]
 
-    def batches(self, split: str, rows: int, row_format: RowFormat, seed: int) -> Batches:
+    def batches(self, split: str, batch_size: int, row_format: RowFormat, seed: int) -> Batches:
         """Return batches of the encoder's arrays and `row`, int32 [batch].
 
         `row` is the number of the example, or -1 in rows that fill up a batch.
         """
         encoder, length = row_format.packing, row_format.length
         encoded = _Rows(self.examples(split, encoder, length), encoder.padding, length, self._buckets)
-        return LengthBatches(encoded, rows, seed) if self._buckets else Batches(encoded, rows, seed)
+        return (LengthBatches if self._buckets else Batches)(encoded, batch_size, seed)
 
 
 class _Rows:
-    """Examples as rows; see `jaxlm.data.batches.Rows`."""
+    """Examples as rows; see `jaxlm.data.batches.RowTable`."""
 
     def __init__(self, examples: list[EncodedExample], padding: dict[str, int], length: int, buckets: bool) -> None:
         self._examples, self._padding = examples, padding
@@ -376,32 +376,32 @@ class LengthBatches(Batches):
     The shuffled rows of 32 batches of an epoch are sorted by length and cut into batches in shuffled order.
     """
 
-    def __init__(self, rows: _Rows, batch_size: int, seed: int) -> None:
-        super().__init__(rows, batch_size, seed)
+    def __init__(self, table: _Rows, batch_size: int, seed: int) -> None:
+        super().__init__(table, batch_size, seed)
         self._pool = functools.lru_cache(maxsize=2)(self._sorted_pool)
 
     def read_length(self, length: int) -> int:
-        return round(float(np.mean([self.rows.padded(index) for index in self._pool(0)]))) if self.num_rows else length
+        return round(float(np.mean([self.table.padded(index) for index in self._pool(0)]))) if self.num_rows else length
 
-    def batch(self, step: int, rows: slice = slice(None)) -> Arrays:
+    def batch(self, step: int, local: slice = slice(None)) -> Arrays:
         self._require_rows()
         pool, number = divmod(step, _POOL)
         # Only batches that begin in the same epoch change places, so whole epochs read every row equally often.
         epoch = (pool * _POOL + np.arange(_POOL)) * self.batch_size // self.num_rows
         first, count = np.searchsorted(epoch, epoch[number]), np.count_nonzero(epoch == epoch[number])
         place = permute(np.array([number - first]), count, _ORDER_KEY ^ self._seed, pool, int(epoch[number]))
-        return self._read(self._pool(pool)[first + int(place[0])], rows)
+        return self._read(self._pool(pool)[first + int(place[0])], local)
 
     def _sorted_pool(self, pool: int) -> np.ndarray:
         """Return the row numbers of the batches of a pool, [32, batch], from short rows to long ones."""
         place = pool * _POOL * self.batch_size + np.arange(_POOL * self.batch_size)
         index = self.shuffled(place)
         # Sort by epoch first, so that a row that is twice in a pool is not twice in a batch.
-        return index[np.lexsort((self.rows.lengths[index], place // self.num_rows))].reshape(_POOL, self.batch_size)
+        return index[np.lexsort((self.table.lengths[index], place // self.num_rows))].reshape(_POOL, self.batch_size)
 
     def _evaluation_order(self, size: int) -> np.ndarray:
         chosen = super()._evaluation_order(size) if size < self.num_rows else np.arange(size)
-        return chosen[np.argsort(self.rows.lengths[chosen], kind="stable")]
+        return chosen[np.argsort(self.table.lengths[chosen], kind="stable")]
 
-    def _read(self, index: np.ndarray, rows: slice) -> Arrays:
-        return self.rows.read(index[rows], self.rows.padded(index))
+    def _read(self, index: np.ndarray, local: slice) -> Arrays:
+        return self.table.read(index[local], self.table.padded(index))

@@ -155,8 +155,8 @@ class MixedBatches(Batches):
     ) -> None:
         """Store the arguments; `documents` are those of `_MixedRows`."""
         batches = list(parts.values())
-        super().__init__(_MixedRows([part.rows for part in batches], documents), batches[0].batch_size, seed)
-        self.parts, self.mean_lengths = parts, {name: max(1.0, p.rows.mean_length) for name, p in parts.items()}
+        super().__init__(_MixedRows([part.table for part in batches], documents), batches[0].batch_size, seed)
+        self.parts, self.mean_lengths = parts, {name: max(1.0, p.table.mean_length) for name, p in parts.items()}
         found = {name: shares[name] for name, part in parts.items() if part.num_rows}
         self.shares = {name: share / sum(found.values()) for name, share in found.items()}
 
@@ -192,7 +192,7 @@ class MixedBatches(Batches):
             number[here] = each * counts[label[here]] + rank
         for source, part in enumerate(self.parts.values()):
             chosen = label == source
-            index[chosen] = self.rows.starts[source] + part.shuffled(number[chosen])
+            index[chosen] = self.table.starts[source] + part.shuffled(number[chosen])
         return index
 
 
@@ -232,11 +232,11 @@ class Mixture:
         found = sum(share for share, size, _ in sizes if size)
         return sum(share / max(found, 1e-12) * each / max(1, size) for share, size, each in sizes)
 
-    def batches(self, split: str, rows: int, row_format: RowFormat, seed: int) -> Batches:
+    def batches(self, split: str, batch_size: int, row_format: RowFormat, seed: int) -> Batches:
         """Return batches of windows; see `jaxlm.data.base.Source` and `Store.batches`."""
         seeds = np.random.SeedSequence(seed).generate_state(len(self.stores)).tolist()
         opened = zip(self.stores.items(), seeds, strict=True)
-        parts = {name: store.batches(split, rows, row_format, own) for (name, store), own in opened}
+        parts = {name: store.batches(split, batch_size, row_format, own) for (name, store), own in opened}
         # The rows of this packing have the numbers of their documents, which tell documents apart.
         sizes = [getattr(store, split).documents for store in self.stores.values()]
         documents = np.cumsum([0, *sizes]) * (row_format.packing == "document")

@@ -110,7 +110,7 @@ class Store:
         )
         return "; ".join(filter(None, [tokens, self.unknown, self.has_entities and self._entity_summary]))
 
-    def batches(self, split: str, rows: int, row_format: RowFormat, seed: int) -> Batches:
+    def batches(self, split: str, batch_size: int, row_format: RowFormat, seed: int) -> Batches:
         """Return batches of windows; see `jaxlm.data.base.Source`.
 
         The values of `row_format.packing`:
@@ -140,7 +140,7 @@ class Store:
                 "The tokenizer has no end-of-sequence symbol, which packing documents with one between them needs; "
                 "choose a tokenizer that has it, or train one with `jaxlm tokenizer train`."
             )
-        batches = Batches(windows, rows, seed, is_stream, packing == "stream-both-ways")
+        batches = Batches(windows, batch_size, seed, is_stream, packing == "stream-both-ways")
         if batches.num_rows == 0 and split == "train":
             source = self.manifest["source"]
             raise UserError(f"{source}: no document to train on has 2 tokens or more; give --data.source more text.")

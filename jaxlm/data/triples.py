@@ -127,15 +127,15 @@ class TripleSource:
         """Counts of the names among the triples to train on, and how often heads are replaced."""
         return TripleStatistics(self._arrays["counts"], 0.0, head_share=self._arrays["head_share"])
 
-    def batches(self, split: str, rows: int, row_format: RowFormat, seed: int) -> Batches:
+    def batches(self, split: str, batch_size: int, row_format: RowFormat, seed: int) -> Batches:
         """Return batches of triples, a `jaxlm.types.TripleBatch` each."""
         if split == "train":
-            return Batches(_Rows(self._arrays["train"]), rows, seed)
-        return Batches(_Rows(self._arrays["held_out"], self._arrays["known"], self._ranges), rows, seed)
+            return Batches(_Rows(self._arrays["train"]), batch_size, seed)
+        return Batches(_Rows(self._arrays["held_out"], self._arrays["known"], self._ranges), batch_size, seed)
 
 
 class _Rows:
-    """Triples as rows; see `jaxlm.data.batches.Rows`."""
+    """Triples as rows; see `jaxlm.data.batches.RowTable`."""
 
     length = TripleData.length
 

@@ -68,7 +68,7 @@ def read(folder: Path) -> PretrainedModel:
         model = Ernie(**read_encoder(source), **source.read(ENTITY_FIELDS), num_text_layers=num_text_layers)
     tokenizer = Tokenizer.load(folder)
     input_format = "next-sentence" if source.has_tensor("seq_relationship.weight") else "document"
-    objective = EntityAutoencoder(model=model, input_format=input_format, vocabulary=tokenizer.vocabulary)
+    objective = EntityAutoencoder(model=model, input_format=input_format).bind_unchecked(tokenizer.vocabulary)
     shapes = jax.eval_shape(objective.init, jax.random.key(0))
     params: Params = {}
     for path, leaf in table(objective).from_transformers(weights.shapes, weights.read, shapes, str(folder)).items():

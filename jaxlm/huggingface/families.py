@@ -20,7 +20,7 @@ def family_of(objective: Any) -> Family:
     Raises:
         UserError: no Transformers class has its parameters.
     """
-    if objective.is_task or objective.vectors(None):
+    if objective.command == "finetune" or objective.vectors(None):
         return export_family(family_of(pretraining_objective(objective)), objective)
     system = systems.system_of(objective)
     if system is None or not system.family:

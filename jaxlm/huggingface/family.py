@@ -114,7 +114,7 @@ class Family:
     model_type: str
     """Value of `model_type` in config.json."""
     models: Callable[[Any], tuple[TransformersModel, ...]]
-    """Maps an objective, whose vocabulary may be None, to the models that its parameters fill."""
+    """Maps a bound objective to the models that its parameters fill."""
     read_objective: Callable[[Source], Any]
     """Reads the objective and its model from config.json and the names of the tensors.
 
@@ -147,9 +147,9 @@ def to_config(model: Any, fields: Fields) -> dict[str, Any]:
     return {theirs: getattr(model, ours) for ours, (theirs, _) in fields.items()}
 
 
-def token_id(vocabulary: Vocabulary | None, role: str) -> int | None:
+def token_id(vocabulary: Vocabulary, role: str) -> int | None:
     """Return the id of a special token as in config.json: null if the vocabulary lacks it."""
-    found = -1 if vocabulary is None else getattr(vocabulary, role)
+    found = getattr(vocabulary, role)
     return None if found < 0 else int(found)
 
 

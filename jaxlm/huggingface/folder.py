@@ -80,8 +80,6 @@ def export_folder(
             write(temporary, objective, params, tokenizer)
         return out
     family = family_of(objective)
-    if objective.vocabulary is None:
-        objective = dataclasses.replace(objective, vocabulary=tokenizer.vocabulary)
     models = family.models(objective)
     params = family.export_params(objective, params) if family.export_params else params
     template = _template(objective)
@@ -155,7 +153,7 @@ def import_folder(hf_dir: str | os.PathLike[str], *, seed: int = 0) -> Pretraine
     if around and "#" in "".join(around):
         tokenizer = tokenizer.with_settings(single=around[0], pair=around[1])
     _check_tokenizer(folder, objective, tokenizer.vocabulary)
-    objective = dataclasses.replace(objective, vocabulary=tokenizer.vocabulary)
+    objective = objective.bind_unchecked(tokenizer.vocabulary)
     _check_template(folder, objective, tokenizer)
     template = _template(objective)
     params: dict[str, np.ndarray] = {}

@@ -19,7 +19,7 @@ from jaxlm.fields import marks_of
 from jaxlm.huggingface.family import Family, Head, Source, TransformersModel
 from jaxlm.huggingface.sentence_transformers import CONFIG, reranker_prompt
 from jaxlm.huggingface.table import Table, dense
-from jaxlm.objectives.base import Objective
+from jaxlm.objectives.base import Objective, class_of
 from jaxlm.tasks.answers import Answers
 from jaxlm.tasks.base import Task
 from jaxlm.tasks.classification import Classification
@@ -80,7 +80,7 @@ def pretraining_objective(task: Objective) -> Any:
     # The text model of ELECTRA is its discriminator; the size of the generator has no effect.
     names = {f.name for f in dataclasses.fields(model)} & {f.name for f in dataclasses.fields(system.model)}
     whole = system.model(**{name: getattr(model, name) for name in names})
-    return system.objective(model=whole, vocabulary=task.vocabulary)
+    return system.objective(model=whole).bind_unchecked(task.vocabulary)
 
 
 def export_family(base: Family, task: Objective) -> Family:
@@ -88,7 +88,7 @@ def export_family(base: Family, task: Objective) -> Family:
 
     Text-to-text tasks are exported like their pretraining objective, text vectors as the model without heads.
     """
-    if not task.is_task:
+    if task.vectors(None):
         return dataclasses.replace(base, models=lambda bound: (_bare_model(base, bound),))
     if isinstance(task, TextToText):
         return dataclasses.replace(base, models=lambda bound: base.models(pretraining_objective(bound)))
@@ -109,7 +109,7 @@ def import_family(base: Family, architecture: str) -> Family:
 
 def _transformers_model(base: Family, task: Task) -> TransformersModel:
     """Return the Transformers model of a task."""
-    theirs = TASKS.get(type(task))
+    theirs = TASKS.get(class_of(task))
     head = base.heads.get(theirs.name) if theirs else None
     if theirs is None or head is None or getattr(task, "both_orders", False):
         what = " that reads a pair in both orders" if head else ""
@@ -165,7 +165,7 @@ def _config(kind: type[Task], task: Task, head: Head) -> dict[str, Any]:
     """Return the fields of config.json that belong to the task."""
     template, v = task.template, task.vocabulary
     config: dict[str, Any] = {"classifier_dropout": task.classifier_dropout, **head.config}
-    if v is not None and v.pad < 0 and template.symbols:  # GPT-1: its class reads the last token before padding
+    if v.pad < 0 and template.symbols:  # GPT-1: its class reads the last token before padding
         config["pad_token_id"] = symbol_id(v, template.symbols[0])
     if kind in (Classification, Tagging, Rerank):
         names = task.labels or ("LABEL_0",)

@@ -72,4 +72,4 @@ def read(folder: Path) -> PretrainedModel:
         num_entities=len(entities.names), num_relations=len(relations.names), hidden_size=width, **settings
     )
     params = {"entity": {"embedding": entities.vectors}, "relation": {"embedding": relations.vectors}}
-    return PretrainedModel(TripleRanking(model, vocabulary=tokenizer.vocabulary), params, tokenizer)
+    return PretrainedModel(TripleRanking(model).bind_unchecked(tokenizer.vocabulary), params, tokenizer)

@@ -86,8 +86,8 @@ def total_loss(terms: Terms, weights: Mapping[str, Array] | None = None) -> Floa
 class PretrainedModel:
     """A model from a run folder or a Transformers folder. As a pytree, its leaves are its parameters."""
 
-    objective: Any
-    """The objective that it was trained with, bound to the tokenizer; `objective.model` is its configuration."""
+    objective: Bound
+    """The objective that it was trained with; `objective.model` is its configuration."""
     params: Params
     """Nested dict of float32 arrays."""
     tokenizer: Tokenizer | None = None
@@ -139,27 +139,15 @@ def with_options(model: Any, source: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """Base class of objectives: how a batch becomes an example, and the loss on it.
+    """Base class of objectives as a preset has them: how a batch becomes an example, and the loss on it.
 
     A subclass is a frozen dataclass whose fields are a `model` (see `jaxlm.models.base`) and rates. It implements
-    `corrupt` and `loss`, and often `row_format` and `bind`. `init`, `corrupt` and `loss` are pure and jittable with
-    static shapes.
-
-    It is completed in this order: `with_pretrained_model`, `with_loader` (configuration); `bind`, `load_constants`
-    (session, first stage); `with_rows`, `select_params`, `bind` with statistics (second stage); `init`,
-    `with_constants`, `merge_pretrained` (parameters of step 0); `with_constants` in every step.
+    `corrupt` and `loss` of `Bound`, and often `row_format` and `check`. `init`, `corrupt` and `loss` are pure and
+    jittable with static shapes. What needs a vocabulary is a method of `Bound`, which `bind` makes.
     """
 
-    _: dataclasses.KW_ONLY
-    vocabulary: Vocabulary | None = field(None, bound=True)
-    """Set by `bind`: facts about the tokenizer."""
-    statistics: Any = field(None, bound=True)
-    """Set by `bind`: statistics of the data (`jaxlm.data.base.Statistics`); None without data, as in plans."""
-    constants: Constants = field((), bound=True)
-    """Set by `with_constants`: the arrays of `load_constants`, or their tracers inside a step."""
-
-    is_task: ClassVar[bool] = False
-    """Whether it is a task over labelled rows, for which a pretrained model is fine-tuned."""
+    command: ClassVar[Literal["pretrain", "finetune"]] = "pretrain"
+    """The command of `jaxlm` that trains it."""
     name: ClassVar[str] = ""
     """Name of a task in the results of `jaxlm evaluate`; empty for pretraining."""
     symbols: ClassVar[tuple[str, ...]] = ()
@@ -181,6 +169,8 @@ class Objective:
     """Terms that are mean losses of predicting tokens of the text, comparable with its unigram entropy."""
     shows_predictions: ClassVar[bool] = False
     """Whether `describe` also reads the outputs of `predict`, which `jaxlm show` adds for a trained run."""
+    scores_rows: ClassVar[bool] = False
+    """Whether `score_rows` has metrics: the labelled rows of a task have right answers."""
     answer_kind: ClassVar[Literal["masks", "text", ""]] = ""
     """Supported generation mode of the trained model: tokens at masks (`jaxlm fill-mask`), text (`jaxlm generate`), or
     none. The model has the methods: `token_logits`, or those of `jaxlm.models.base.Writer`."""
@@ -197,27 +187,27 @@ class Objective:
         return ()
 
     @property
-    def text_template(self) -> Template:
-        """Template of texts for `jaxlm embed`."""
-        return self.model.text_model.template.for_vocabulary(self.vocabulary)
+    def can_sample(self) -> bool:
+        """Whether samples of what the model makes of text tell how training goes."""
+        return bool(self.answer_kind)
 
     def vectors(self, length: int | None) -> Vectors | None:
         """Return the settings of the text vectors that are trained, for texts of `length` tokens; None if none are."""
         return None
 
-    def bind(self, vocabulary: Vocabulary, length: int, statistics: Any = None) -> Self:
-        """Return a copy for this vocabulary.
+    def needs_text_form(self, model: Any, as_text: bool) -> bool:
+        """Return whether `model`, None for the configured one, learns it as `jaxlm.tasks.text_to_text.TextToText`.
 
         Args:
-            vocabulary: Facts about the tokenizer.
-            length: Maximum sequence length.
-            statistics: Statistics of the data (`jaxlm.data.base.Statistics`); None without data, as in plans.
+            model: The pretrained model, if any.
+            as_text: Whether the user asks for that form (--as-text).
 
         Raises:
-            UserError: The vocabulary lacks a special token, or the length does not suit the model or the objective.
+            UserError: It has no such form.
         """
-        model = self.model.for_vocabulary(vocabulary)
-        return dataclasses.replace(self, model=model, vocabulary=vocabulary, statistics=statistics)
+        if as_text:
+            raise UserError("--as-text is only for tasks; choose a preset in configs/tasks, or leave it out.")
+        return False
 
     def with_pretrained_model(self, source: PretrainedModel) -> Self:
         """Return a copy with the pretrained model.
@@ -235,13 +225,111 @@ class Objective:
             )
         return dataclasses.replace(self, model=with_options(pretrained, model))
 
+    def check(self, vocabulary: Vocabulary, length: int) -> None:
+        """Raise UserError for what is cheap to find before the data is read.
+
+        The vocabulary lacks a special token, or the length (`--data.length`) does not suit the model or the objective.
+        """
+
     def row_format(self, length: int) -> RowFormat:
         """Return how the host cuts the data into rows, for sequences of `length` tokens (`--data.length`)."""
         return RowFormat("document", length)
 
+    def with_labels_of(self, source: Any, data: Any) -> Self:
+        """Return a copy with the labels of the opened data; only a task has any.
+
+        Args:
+            source: The data, a `jaxlm.data.base.Source`.
+            data: Its configuration, a `jaxlm.data.base.Data`.
+
+        Raises:
+            UserError: Training cannot use the data, or learn anything from it.
+        """
+        return self
+
+    def load_constants(self, vocabulary: Vocabulary, load: Callable[[str], PretrainedModel]) -> Constants:
+        """Return the arrays that the loss reads and that are neither trained nor saved; () for none.
+
+        Args:
+            vocabulary: Facts about the tokenizer.
+            load: Opens a run folder or a Transformers folder.
+        """
+        return ()
+
+    def constant_shapes(self, vocabulary: Vocabulary, load: Callable[[str], PretrainedModel]) -> Constants:
+        """Return the shapes of the arrays of `load_constants`, for a plan."""
+        arrays = self.load_constants(vocabulary, load)
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arrays)
+
+    def bind(
+        self, vocabulary: Vocabulary, length: int, statistics: Any = None, constants: Constants = (),
+        load: Callable[[str], PretrainedModel] | None = None,
+    ) -> Bound:
+        """Return the objective bound to a vocabulary and to data, with the model of that vocabulary.
+
+        Args:
+            vocabulary: Facts about the tokenizer.
+            length: Maximum sequence length.
+            statistics: Statistics of the data (`jaxlm.data.base.Statistics`); None without data, as in plans.
+            constants: The arrays of `load_constants`, or their shapes; () where no loss is computed.
+            load: Opens a run folder or a Transformers folder, for rows that are made with another model.
+
+        Raises:
+            UserError: See `check`; or the constants do not suit the objective.
+        """
+        self.check(vocabulary, length)
+        sized = dataclasses.replace(self, model=self.model.for_vocabulary(vocabulary))
+        return sized.bind_unchecked(vocabulary, statistics, constants, load)
+
+    def bind_unchecked(
+        self, vocabulary: Vocabulary, statistics: Any = None, constants: Constants = (),
+        load: Callable[[str], PretrainedModel] | None = None,
+    ) -> Bound:
+        """Return the bound objective of an imported model, which may lack what only training needs."""
+        values = {item.name: getattr(self, item.name) for item in dataclasses.fields(class_of(self))}
+        return _bound_class(class_of(self))(
+            **values, vocabulary=vocabulary, statistics=statistics, constants=constants, load=load
+        )
+
     def init(self, key: jax.Array) -> Params:
         """Return fresh parameters, float32, as a nested dict."""
         return self.model.init(key)
+
+    def initial_memory(self, rows: int) -> Memory:
+        """Return the recurrence memory at the beginning of a stream, a row per sequence; () for a stateless model."""
+        return ()
+
+    def select_params(self, source: PretrainedModel) -> Params:
+        """Return the parameters of a pretrained model for `merge_pretrained`; by default all."""
+        return source.params
+
+
+@dataclasses.dataclass(frozen=True)
+class Bound(Objective):
+    """An objective with a vocabulary and what the data tells: only this one has examples and a loss.
+
+    `Objective.bind` makes it. Its class is that of the objective and this one, so that the methods of the objective
+    find the fields of both.
+    """
+
+    _: dataclasses.KW_ONLY
+    vocabulary: Vocabulary = field(bound=True)
+    """Facts about the tokenizer."""
+    statistics: Any = field(bound=True)
+    """Statistics of the data (`jaxlm.data.base.Statistics`); None without data, as in plans."""
+    constants: Constants = field(bound=True, compare=False)
+    """The arrays of `load_constants` on the host, or their shapes; in a step, its argument."""
+    load: Callable[[str], PretrainedModel] | None = field(bound=True, compare=False)
+    """Opens a run folder or a Transformers folder; None where no rows are made with another model."""
+
+    @property
+    def text_template(self) -> Template:
+        """Template of texts for `jaxlm embed`."""
+        return self.model.text_model.template.for_vocabulary(self.vocabulary)
+
+    def with_constants(self, constants: Constants) -> Self:
+        """Return a copy for a compiled step, to which the constants are an argument."""
+        return dataclasses.replace(self, constants=constants)
 
     def merge_pretrained(self, params: Params, source: PretrainedModel | None) -> Params:
         """Return the parameters of step 0: the fresh ones, replaced by pretrained ones where there are any.
@@ -252,22 +340,6 @@ class Objective:
                 keep the fresh values of new tokens.
         """
         return params if source is None else merge_params(params, extend_vocabulary(source.params, params))
-
-    def select_params(self, source: PretrainedModel) -> Params:
-        """Return the parameters of a pretrained model for `merge_pretrained`; by default all."""
-        return source.params
-
-    def with_rows(self, rows: Any, data: Any) -> Self:
-        """Return a copy with what only the opened data tells: the labels of a task.
-
-        Args:
-            rows: The data, a `jaxlm.data.base.Source`.
-            data: Its configuration, a `jaxlm.data.base.Data`.
-
-        Raises:
-            UserError: Training cannot use the data, or learn anything from it.
-        """
-        return self
 
     def remarks(self, rows: Any, length: int) -> list[str]:
         """Return lines about the opened data for the user, as rows of `length` tokens."""
@@ -293,10 +365,6 @@ class Objective:
         """
         raise NotImplementedError
 
-    def initial_memory(self, rows: int) -> Memory:
-        """Return the recurrence memory at the beginning of a stream, a row per sequence; () for a stateless model."""
-        return ()
-
     def stream_loss(
         self, params: Params, example: Example, memory: Memory, key: jax.Array, train: bool
     ) -> tuple[Terms, Memory]:
@@ -305,31 +373,6 @@ class Objective:
         An objective whose row r of a batch continues row r of the batch before implements it in place of `loss`.
         """
         return self.loss(params, example, key, train), ()
-
-    def with_loader(self, load: Callable[[str], PretrainedModel]) -> Self:
-        """Return a copy that can open other models, if its rows are made with any.
-
-        Args:
-            load: Opens a run folder or a Transformers folder.
-        """
-        return self
-
-    def load_constants(self, load: Callable[[str], PretrainedModel]) -> Constants:
-        """Return the arrays that the loss reads and that are neither trained nor saved; () for none.
-
-        Args:
-            load: Opens a run folder or a Transformers folder.
-        """
-        return ()
-
-    def constant_shapes(self, load: Callable[[str], PretrainedModel]) -> Constants:
-        """Return the shapes of the arrays of `load_constants`, for a plan."""
-        arrays = self.load_constants(load)
-        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arrays)
-
-    def with_constants(self, constants: Constants) -> Self:
-        """Return a copy bound to the arrays of `load_constants`."""
-        return dataclasses.replace(self, constants=constants)
 
     def flops(self, length: int) -> float | None:
         """Return the FLOPs of one sequence's forward pass through what is trained; None if they are not counted.
@@ -390,6 +433,18 @@ class Objective:
         """Return the mask of non-padding tokens, for the metric `real_tokens`."""
         mask = example.get("attention_mask")
         return (batch.segment_ids if mask is None else mask) > 0
+
+
+@functools.cache
+def _bound_class(kind: type[Objective]) -> type[Bound]:
+    """Return the class of the bound objectives of a kind: its own methods, and the fields of `Bound`."""
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    return dataclasses.dataclass(frozen=True)(type(kind.__name__, (kind, Bound), names))
+
+
+def class_of(config: Any) -> type:
+    """Return the class of a configuration; of a bound objective, that of the objective as configured."""
+    return type(config).__bases__[0] if isinstance(config, Bound) else type(config)
 
 
 def require_shares(objective: Objective, first: str, second: str) -> None:

@@ -6,7 +6,7 @@ The LSTM states are carried from window to window.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -53,22 +53,20 @@ class BidirectionalLM(Objective):
     primary_metric = "lm_loss"
     token_losses = ("lm_loss", "forward_loss", "backward_loss")
 
-    def bind(self, vocabulary: Vocabulary, length: int, statistics: object = None) -> Self:
+    def check(self, vocabulary: Vocabulary, length: int) -> None:
         vocabulary.require("bos", "eos", purpose="a language model in both directions")
-        bound = super().bind(vocabulary, length, statistics)
-        if self.noise_words >= bound.model.vocab_size:
+        if self.noise_words >= (words := self.model.for_vocabulary(vocabulary).vocab_size):
             raise UserError(
-                f"objective.noise_words is {self.noise_words}, but the vocabulary has only "
-                f"{bound.model.vocab_size} words; lower it, or set it to 0 for the full softmax."
+                f"objective.noise_words is {self.noise_words}, but the vocabulary has only {words} words; lower it, or "
+                "set it to 0 for the full softmax."
             )
-        return bound
 
     def row_format(self, length: int) -> RowFormat:
         return RowFormat("stream-both-ways", length + 1, stride=length)
 
-    def load_constants(self, load: Any) -> Constants:
+    def load_constants(self, vocabulary: Vocabulary, load: Any) -> Constants:
         """Return the characters of every word, int32 [vocab, characters]."""
-        return {"characters": spell(self.vocabulary)}
+        return {"characters": spell(vocabulary)}
 
     def _noise_distribution(self) -> Float[np.ndarray, " vocab"]:
         """Return the probability of each id as noise, by its rank in the corpus after the symbols <s> and </s>.

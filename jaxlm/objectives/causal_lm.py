@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -43,14 +42,13 @@ class CausalLM(Objective):
     token_losses = ("lm_loss",)
     answer_kind = "text"
 
-    def bind(self, vocabulary: Vocabulary, length: int, statistics: object = None) -> Self:
+    def check(self, vocabulary: Vocabulary, length: int) -> None:
         vocabulary.require("eos", purpose="causal language modelling")
         require_positions(length, self.model.max_positions)
         if length < 2:
             raise UserError(f"data.length {length} is too short to predict a token from another; use 2 or more.")
         if length % (multiple := self.model.length_multiple):
             raise UserError(f"data.length {length} is not a multiple of {multiple}, the model's chunk size; change it.")
-        return super().bind(vocabulary, length, statistics)
 
     def row_format(self, length: int) -> RowFormat:
         return RowFormat("packed-eos", length + 1)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Literal, Self
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from jaxlm.data.base import Statistics
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.base import AtEnd, Inputs
@@ -62,12 +61,12 @@ class Distillation(MaskedLM):
 
     token_losses = ()  # rare tokens are predicted more often, so the unigram entropy is no baseline
 
-    def bind(self, vocabulary: Vocabulary, length: int, statistics: Statistics | None = None) -> Self:
+    def check(self, vocabulary: Vocabulary, length: int) -> None:
         if self.rarity and (self.whole_word or self.longest_ngram > 1):
             raise UserError(
                 "objective.rarity masks single tokens; set it to 0, or leave out whole_word and longest_ngram."
             )
-        return super().bind(vocabulary, length, statistics)
+        super().check(vocabulary, length)
 
     @property
     def never_masked(self) -> Bool[np.ndarray, " vocab"]:
@@ -80,8 +79,8 @@ class Distillation(MaskedLM):
             return None
         return jnp.asarray(np.maximum(self.statistics.token_counts, 1.0) ** -self.rarity, jnp.float32)
 
-    def load_constants(self, load: Callable[[str], PretrainedModel]) -> PretrainedModel:
-        return require_teacher(self, load, ("embeddings", "encoder", "mlm_head"), self._mismatches)
+    def load_constants(self, vocabulary: Vocabulary, load: Callable[[str], PretrainedModel]) -> PretrainedModel:
+        return require_teacher(self, vocabulary, load, ("embeddings", "encoder", "mlm_head"), self._mismatches)
 
     def _mismatches(self, teacher: Objective) -> Iterator[Mismatch]:
         """Yield the size mismatches that prevent initialization from the teacher's layers."""

@@ -41,7 +41,7 @@ class ReadsEntities(Objective):
         objective = super().with_pretrained_model(source)
         return dataclasses.replace(objective, entities=objective.entities or getattr(source.objective, "entities", ""))
 
-    def load_constants(self, load: Callable[[str], PretrainedModel]) -> Constants:
+    def load_constants(self, vocabulary: Vocabulary, load: Callable[[str], PretrainedModel]) -> Constants:
         return self.entity_table()
 
     def entity_table(self) -> Constants:
@@ -64,9 +64,9 @@ class ReadsEntities(Objective):
         table = np.concatenate([np.zeros((1, width), np.float32), vectors])
         return {"vectors": table, "names": np.frombuffer(digest, np.uint32)}
 
-    def constant_shapes(self, load: Callable[[str], PretrainedModel]) -> Constants:
+    def constant_shapes(self, vocabulary: Vocabulary, load: Callable[[str], PretrainedModel]) -> Constants:
         if self.entities or not self.model.entity_width:
-            return super().constant_shapes(load)
+            return super().constant_shapes(vocabulary, load)
         shape = (1 + self.num_entities, self.model.entity_width)
         return {"vectors": jax.ShapeDtypeStruct(shape, np.float32), "names": jax.ShapeDtypeStruct((8,), np.uint32)}
 

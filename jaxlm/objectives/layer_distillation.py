@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -51,22 +50,21 @@ class LayerDistillation(Objective):
     @property
     def masked_lm(self) -> MaskedLM:
         """Masked-LM objective that makes pairs and masks of the text."""
-        return MaskedLM(model=self.model, vocabulary=self.vocabulary)
+        return MaskedLM(model=self.model)
 
     @property
     def projection(self) -> LinearHead:
         """Linear projection from the student's hidden size to the teacher's."""
         return LinearHead(self.model.stack, self.teacher_hidden_size)
 
-    def bind(self, vocabulary: Vocabulary, length: int, statistics: object = None) -> Self:
-        self.masked_lm.bind(vocabulary, length, statistics)
-        return super().bind(vocabulary, length, statistics)
+    def check(self, vocabulary: Vocabulary, length: int) -> None:
+        self.masked_lm.check(vocabulary, length)
 
     def row_format(self, length: int) -> RowFormat:
         return self.masked_lm.row_format(length)
 
-    def load_constants(self, load: Callable[[str], PretrainedModel]) -> PretrainedModel:
-        return require_teacher(self, load, ("embeddings", "encoder"), self._mismatches)
+    def load_constants(self, vocabulary: Vocabulary, load: Callable[[str], PretrainedModel]) -> PretrainedModel:
+        return require_teacher(self, vocabulary, load, ("embeddings", "encoder"), self._mismatches)
 
     def _mismatches(self, teacher: Objective) -> Iterator[Mismatch]:
         yield from layer_mismatches(teacher.model, self.model, self.teacher_hidden_size)
@@ -81,7 +79,7 @@ class LayerDistillation(Objective):
 
     def corrupt(self, key: jax.Array, batch: TokenBatch) -> Example:
         """Corrupt as MaskedLM does; `describe` shows the masked tokens, and the loss ignores them."""
-        return self.masked_lm.corrupt(key, batch)
+        return self.masked_lm.bind_unchecked(self.vocabulary).corrupt(key, batch)
 
     def loss(self, params: Params, example: Example, key: jax.Array, train: bool) -> Terms:
         inputs = Inputs.of(example)
@@ -101,7 +99,8 @@ class LayerDistillation(Objective):
         return stack_flops(self.constants.objective.model.stack, length)
 
     def describe(self, batch: TokenBatch, example: Example, row: int) -> list[Line]:
-        text, inputs, _, pair = self.masked_lm.describe(batch, example, row)
+        masked_lm = self.masked_lm.bind_unchecked(self.vocabulary)
+        text, inputs, _, pair = masked_lm.describe(batch, example, row)
         size = int(np.sum(example["attention_mask"][row]))
         return [text, inputs, pair, Line(f"imitate {size} states of each layer, {size}² scores of each head", [], [])]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from jaxlm.fields import field
 from jaxlm.models.base import Inputs
 from jaxlm.models.bert import Bert
 from jaxlm.models.encoder import Encoder
-from jaxlm.objectives.base import Example, Line, Objective, PretrainedModel, Term, Terms, require_masking
+from jaxlm.objectives.base import Bound, Example, Line, Objective, PretrainedModel, Term, Terms, require_masking
 from jaxlm.objectives.chunked_loss import token_losses
 from jaxlm.objectives.masked_lm import document_lines
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -62,9 +62,8 @@ class MaskedDiffusion(Objective):
     answer_kind = "masks"
     denoises = True
 
-    def bind(self, vocabulary: Vocabulary, length: int, statistics: object = None) -> Self:
+    def check(self, vocabulary: Vocabulary, length: int) -> None:
         require_masking(vocabulary, length, self.model.max_positions, "masked diffusion")
-        return super().bind(vocabulary, length, statistics)
 
     def row_format(self, length: int) -> RowFormat:
         return RowFormat("packed-room", length - 2)
@@ -76,8 +75,8 @@ class MaskedDiffusion(Objective):
         return self._without_mask(super().merge_pretrained(params, source))
 
     def _without_mask(self, params: Params) -> Params:
-        """Return the parameters of a model that does not predict [MASK], once its id is known."""
-        if self.vocabulary is None:
+        """Return the parameters of a model that does not predict [MASK]; only a bound objective knows its id."""
+        if not isinstance(self, Bound):
             return params
         bias = jnp.asarray(params["mlm_head"]["bias"]).at[self.vocabulary.mask].set(MASK_BIAS)
         return params | {"mlm_head": params["mlm_head"] | {"bias": bias}}

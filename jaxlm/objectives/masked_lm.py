@@ -111,9 +111,9 @@ class MaskedLM(Objective):
         is_possible = not objective.pair_task or objective.model.type_vocab_size > 1
         return objective if is_possible else dataclasses.replace(objective, input_format="document")
 
-    def bind(self, vocabulary: Vocabulary, length: int, statistics: object = None) -> Self:
+    def check(self, vocabulary: Vocabulary, length: int) -> None:
         require_masking(vocabulary, length, self.model.max_positions, "masked language modelling")
-        # Checked in `bind` and not in `__post_init__`: an imported model need not be suitable for training.
+        # Checked here and not in `__post_init__`: an imported model need not be suitable for training.
         if self.pair_task and self.model.type_vocab_size < 2:
             raise UserError(
                 f"objective.input_format {self.input_format} needs 2 segment types, but "
@@ -126,7 +126,6 @@ class MaskedLM(Objective):
                 "objective.input_format packed masks single tokens, as many as mask_rate says; leave out "
                 "objective.whole_word, longest_ngram and max_predictions, or choose document."
             )
-        return super().bind(vocabulary, length, statistics)
 
     def remarks(self, rows: Any, length: int) -> list[str]:
         share = rows.statistics.longest_document

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -51,11 +50,10 @@ class PermutationLM(Objective):
     token_losses = ("plm_loss",)
     answer_kind = "text"
 
-    def bind(self, vocabulary: Vocabulary, length: int, statistics: object = None) -> Self:
+    def check(self, vocabulary: Vocabulary, length: int) -> None:
         vocabulary.require("cls", "sep", "pad", "eos", purpose="permutation language modelling")
         if length < 16 or length % 2:
             raise UserError(f"data.length is {length}; permutation language modelling needs an even one of 16 or more.")
-        return super().bind(vocabulary, length, statistics)
 
     def row_format(self, length: int) -> RowFormat:
         # The text of a row, and half a row more: B is extended to its sentence end before the longer segment is cut.

@@ -6,7 +6,7 @@ A generator fills masks; a discriminator detects the tokens that it replaced.
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal, Self
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -75,9 +75,8 @@ class ReplacedTokens(Objective):
                 f"{self.model.type_vocab_size}; raise it, or set two_segments to False."
             )
 
-    def bind(self, vocabulary: Vocabulary, length: int, statistics: object = None) -> Self:
+    def check(self, vocabulary: Vocabulary, length: int) -> None:
         require_masking(vocabulary, length, self.model.max_positions, "replaced-token detection")
-        return super().bind(vocabulary, length, statistics)
 
     def row_format(self, length: int) -> RowFormat:
         return RowFormat("document", length - (3 if self.two_segments else 2))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -64,9 +63,8 @@ class SpanBoundary(Objective):
         super().__post_init__()
         require_shares(self, "mask_share", "random_share")
 
-    def bind(self, vocabulary: Vocabulary, length: int, statistics: Any = None) -> Self:
+    def check(self, vocabulary: Vocabulary, length: int) -> None:
         require_masking(vocabulary, length, self.model.max_positions, "masked language modelling")
-        return super().bind(vocabulary, length, statistics)
 
     def row_format(self, length: int) -> RowFormat:
         return RowFormat("document", length - 2)

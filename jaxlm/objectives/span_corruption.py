@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +44,7 @@ class EncoderDecoderLM(Objective):
     purpose: ClassVar[str]
     """Name of the corruption, for messages."""
 
-    def bind(self, vocabulary: Vocabulary, length: int, statistics: object = None) -> Self:
+    def check(self, vocabulary: Vocabulary, length: int) -> None:
         vocabulary.require("eos", "pad", purpose=self.purpose)
         if spans := self.lengths(length).spans:
             vocabulary.require("sentinel", purpose=self.purpose)
@@ -53,7 +53,6 @@ class EncoderDecoderLM(Objective):
                     f"data.length {length} needs {spans} sentinels but {vocabulary.name} has "
                     f"{vocabulary.num_sentinels}; lower data.length or raise the mean length of the spans."
                 )
-        return super().bind(vocabulary, length, statistics)
 
     def lengths(self, length: int) -> SpanLengths:
         """Return raw tokens, noise, spans, input and target length for an encoder input of `length` tokens."""

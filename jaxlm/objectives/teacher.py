@@ -11,7 +11,8 @@ import numpy as np
 
 from jaxlm.errors import UserError
 from jaxlm.models.encoder import Encoder
-from jaxlm.objectives.base import Objective, PretrainedModel
+from jaxlm.objectives.base import Bound, Objective, PretrainedModel
+from jaxlm.tokenizers.vocabulary import Vocabulary
 
 
 class Mismatch(NamedTuple):
@@ -27,8 +28,8 @@ class Mismatch(NamedTuple):
 
 
 def require_teacher(
-    objective: Objective, load: Callable[[str], PretrainedModel], needed: tuple[str, ...],
-    mismatches: Callable[[Objective], Iterator[Mismatch]],
+    objective: Objective, vocabulary: Vocabulary, load: Callable[[str], PretrainedModel], needed: tuple[str, ...],
+    mismatches: Callable[[Bound], Iterator[Mismatch]],
 ) -> PretrainedModel:
     """Return the encoder at `objective.teacher` with the parameter subtrees `needed`.
 
@@ -36,6 +37,7 @@ def require_teacher(
 
     Args:
         objective: the objective of the student.
+        vocabulary: the student's vocabulary.
         load: opens a run folder or a Transformers folder.
         needed: names of the subtrees.
         mismatches: yields the differences from a teacher's objective that the student cannot bear.
@@ -56,7 +58,8 @@ def require_teacher(
         )
     if missing := [name for name in needed if name not in teacher.params]:
         raise UserError(f"the teacher {path} has no {missing[0]}; choose a model with it, or train one.")
-    require_fit(path, [*text_mismatches(path, teacher.objective, objective), *mismatches(teacher.objective)])
+    of_text = text_mismatches(path, teacher.objective, objective, vocabulary)
+    require_fit(path, [*of_text, *mismatches(teacher.objective)])
     model = teacher.objective.model.with_execution(**student.execution)
     params = {name: teacher.params[name] for name in needed}
     return dataclasses.replace(teacher, objective=dataclasses.replace(teacher.objective, model=model), params=params)
@@ -73,17 +76,17 @@ def require_fit(path: str, mismatches: Sequence[Mismatch]) -> None:
     )
 
 
-def text_mismatches(path: str, teacher: Objective, student: Objective) -> Iterator[Mismatch]:
+def text_mismatches(path: str, teacher: Bound, student: Objective, ours: Vocabulary) -> Iterator[Mismatch]:
     """Yield the mismatches of vocabulary and positions, which must cover the student's inputs."""
-    ours, theirs = student.vocabulary, teacher.vocabulary
+    theirs = teacher.vocabulary
     is_same = ours.size == theirs.size and (
         ours.is_stand_in or (ours.symbols == theirs.symbols and np.array_equal(ours.word_start, theirs.word_start))
     )
     if not is_same:
         yield Mismatch("another vocabulary", f"--data.tokenizer {path}")
-    ours, theirs = (objective.model.max_length or math.inf for objective in (student, teacher))
-    if theirs < ours:
-        yield Mismatch(f"{theirs} positions (the student {ours})", f"--objective.model.max-positions {theirs}")
+    own_length, length = (objective.model.max_length or math.inf for objective in (student, teacher))
+    if length < own_length:
+        yield Mismatch(f"{length} positions (the student {own_length})", f"--objective.model.max-positions {length}")
 
 
 def size_mismatches(teacher: Encoder, student: Encoder, *names: str) -> Iterator[Mismatch]:

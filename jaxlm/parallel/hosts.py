@@ -365,9 +365,9 @@ def exit_process(code: int, failure: Exception | None = None) -> None:
     os._exit(code)
 
 
-def local_rows(sharding: NamedSharding, batch_size: int, length: int) -> slice:
+def local_rows(sharding: NamedSharding, batch_size: int) -> slice:
     """Return the smallest range of rows that contains all rows of this process's devices."""
-    indices = sharding.addressable_devices_indices_map((batch_size, length)).values()
+    indices = sharding.addressable_devices_indices_map((batch_size,)).values()
     bounds = [index[0].indices(batch_size) for index in indices if index is not None]
     return slice(min(start for start, _, _ in bounds), max(stop for _, stop, _ in bounds))
 

@@ -8,7 +8,7 @@ import os
 import jax
 
 from jaxlm.config.experiment import Resolved
-from jaxlm.runs.folder import RunFolder, write_metadata
+from jaxlm.runs.folder import write_metadata
 from jaxlm.runs.load import load_run
 from jaxlm.runs.pretrain import pretrain
 from jaxlm.tasks.evaluate import Evaluation
@@ -24,19 +24,18 @@ def finetune(resolved: Resolved, run_dir: str | os.PathLike[str], report: Report
     Raises:
         UserError, Stopped: as `pretrain`.
     """
-    session, program, state, figures = pretrain(resolved, run_dir, report)
+    session, program, state, figures, metadata = pretrain(resolved, run_dir, report)
     if not figures:
         return None
-    t = RunFolder.read(session.run.path).experiment.train  # a finished run keeps its own, whatever the flags say
+    t = session.kept.train
     best = load_run(session.run.path) if t.uses_best else None
     params, step = (best.params, best.step) if best else (program.local_params(state.eval_params), int(state.step))
     # The attention kernel was chosen for training.
     task = dataclasses.replace(session.objective, model=session.objective.model.with_execution(attention="auto"))
-    evaluation = Evaluation(task, params, session.rows, session.experiment.data, t.batch_size)
-    chosen = task.choose(params, session.rows, session.experiment.data.length, t.batch_size)
+    evaluation = Evaluation(task, params, session.source, session.experiment.data, t.batch_size)
+    chosen = task.choose(params, session.source, session.experiment.data.length, t.batch_size)
     if chosen and jax.process_index() == 0:
-        metadata = RunFolder.read(session.run.path).metadata
         write_metadata(session.run.path, metadata | {"chosen": chosen | {"step": step}})
         shown = ", ".join(f"{name} {value:g}" for name, value in chosen.items())
-        report(f"Chosen on the {len(session.rows.records['held_out']):,} held-out rows: {shown}")
+        report(f"Chosen on the {len(session.source.records['held_out']):,} held-out rows: {shown}")
     return evaluation._replace(task=dataclasses.replace(task, **chosen))

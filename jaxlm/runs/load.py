@@ -20,7 +20,8 @@ from jaxlm.huggingface.folder import import_folder
 from jaxlm.objectives.base import Constants, Objective, PretrainedModel
 from jaxlm.paths import any_path, local_folder, run_path
 from jaxlm.runs.folder import RunFolder, split_steps
-from jaxlm.runs.session import open_session
+from jaxlm.runs.session import find_tokenizer
+from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.training.checkpoints import Checkpoints
 from jaxlm.training.metrics import best_step, evaluations
 from jaxlm.types import FolderSettings, Params
@@ -62,10 +63,15 @@ def load_run(path: str | os.PathLike[str]) -> PretrainedModel:
         raise UserError(f"{folder / 'tokenizer'} is missing; copy it from the run that the checkpoints come from.")
     if run.tokenizer_folder is None:
         raise UserError(f"{folder} has no checkpoint yet; run `jaxlm pretrain` or `jaxlm finetune` until one is saved.")
-    session = open_session(Resolved(experiment), run, for_inference=True)
+    tokenizer = find_tokenizer(Resolved(experiment), run)
+    vocabulary = dataclasses.replace(tokenizer.vocabulary, preserve_rows=run.is_imported)
+    objective = experiment.objective
     # The attention kernel was chosen for the machine that trained the model.
-    model = session.objective.model.with_execution(attention="auto")
-    objective = dataclasses.replace(session.objective, model=model).with_loader(load_model)
+    objective = dataclasses.replace(objective, model=objective.model.with_execution(attention="auto"))
+    if run.is_imported:
+        objective = objective.bind_unchecked(vocabulary, load=load_model)
+    else:
+        objective = objective.bind(vocabulary, experiment.data.length, load=load_model)
     checkpoints = Checkpoints(folder / "checkpoints", read_only=True)
     try:
         t = experiment.train
@@ -80,7 +86,7 @@ def load_run(path: str | os.PathLike[str]) -> PretrainedModel:
     finally:
         checkpoints.close()
     if step:  # a phase may have changed the model's function, such as the base of its rotary positions
-        model = session.experiment.phase_at(step).experiment.objective.model.with_execution(attention="auto")
+        model = experiment.phase_at(step).experiment.objective.model.with_execution(attention="auto")
         objective = dataclasses.replace(objective, model=model)
     chosen = dict(run.metadata.get("chosen", {}))
     if chosen.pop("step", step) == step and len(run.named_steps) < 2:  # chosen for these parameters
@@ -90,8 +96,8 @@ def load_run(path: str | os.PathLike[str]) -> PretrainedModel:
     fresh = () if step else tuple(run.metadata.get("fresh", ()))
     length = experiment.data.length if step else None
     settings = FolderSettings.from_json(run.metadata.get("settings", {}))
-    settings = settings.after_training(objective.vectors(length), session.tokenizer.vocabulary.eos if step else -1)
-    return PretrainedModel(objective, params, session.tokenizer, fresh, str(path), step, length, settings)
+    settings = settings.after_training(objective.vectors(length), tokenizer.vocabulary.eos if step else -1)
+    return PretrainedModel(objective, params, tokenizer, fresh, str(path), step, length, settings)
 
 
 def _mean(models: Iterable[Params], count: int) -> Params:
@@ -101,14 +107,14 @@ def _mean(models: Iterable[Params], count: int) -> Params:
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), total)
 
 
-def constant_arrays(objective: Objective) -> Constants:
+def constant_arrays(objective: Objective, vocabulary: Vocabulary) -> Constants:
     """Return the constants of an objective (see `Objective.load_constants`), on the host."""
-    return objective.load_constants(load_teacher)
+    return objective.load_constants(vocabulary, load_teacher)
 
 
-def constant_shapes(objective: Objective) -> Constants:
+def constant_shapes(objective: Objective, vocabulary: Vocabulary) -> Constants:
     """Return the shapes of `constant_arrays`."""
-    return objective.constant_shapes(load_teacher)
+    return objective.constant_shapes(vocabulary, load_teacher)
 
 
 def load_teacher(path: str) -> PretrainedModel:

@@ -18,19 +18,19 @@ from jaxlm.data.mixture import describe_draws
 from jaxlm.errors import UserError
 from jaxlm.huggingface.table import listed
 from jaxlm.inference.samples import sampler
-from jaxlm.objectives.base import Objective, PretrainedModel
+from jaxlm.objectives.base import Bound, PretrainedModel
 from jaxlm.parallel.hosts import main_first, require_same, require_shared
 from jaxlm.parallel.mesh import check_batch, make_mesh
 from jaxlm.paths import run_path
 from jaxlm.runs import resume
 from jaxlm.runs.folder import RunFolder, hold, owner, split_steps
-from jaxlm.runs.load import constant_arrays
-from jaxlm.runs.session import Session, open_session, require_model
+from jaxlm.runs.load import constant_arrays, load_model
+from jaxlm.runs.session import Session, require_model, set_up
 from jaxlm.training.checkpoints import Checkpoints
 from jaxlm.training.clock import Clock
-from jaxlm.training.loop import StepLog, train
+from jaxlm.training.loop import Run, train
 from jaxlm.training.metrics import MetricsWriter, Totals, evaluations, is_out_of_patience, last_evaluation, read_metrics
-from jaxlm.training.program import Program, TrainState
+from jaxlm.training.program import Program, TrainState, check_program
 from jaxlm.training.progress import Progress
 from jaxlm.training.trackers import require_tracker
 from jaxlm.trees import paths, subtrees, within
@@ -45,6 +45,8 @@ class Trained(NamedTuple):
     state: TrainState
     figures: dict[str, float]
     """Figures of the last evaluation; none without held-out data."""
+    metadata: dict[str, Any]
+    """Contents of data.json."""
 
 
 def pretrain(resolved: Resolved, run_dir: str | os.PathLike[str], report: Report = print) -> Trained:
@@ -56,43 +58,46 @@ def pretrain(resolved: Resolved, run_dir: str | os.PathLike[str], report: Report
         Stopped: A signal stopped the run, which has been saved.
     """
     clock = Clock()
-    resolved = resolved._replace(experiment=main_first(lambda: pinned(resolved.experiment, run_dir), "download models"))
-    experiment = resolved.experiment
-    experiment.validate()
-    require_model(experiment)
+    resolved.experiment.validate()
+    require_model(resolved.experiment)
     report = report if jax.process_index() == 0 else lambda _: None
     with contextlib.ExitStack() as stack:
         # What costs nothing to find comes first: the text may take hours to prepare.
-        run = _open_folder(resolved, run_path(run_dir), stack)
-        mesh = make_mesh(experiment.mesh)
-        check_batch(experiment.train.batch_size, experiment.train.accumulate, mesh, experiment.objective.row_group)
-        session = open_session(resolved, run, report, constant_arrays)
-        _check_program(session, mesh)
-        return _train(session.with_rows(report), mesh, report, stack, clock)
+        resolved, run = _open_folder(resolved, run_path(run_dir), stack)
+        mesh = make_mesh(resolved.experiment.mesh)
+        t, row_group = resolved.experiment.train, resolved.experiment.objective.row_group
+        check_batch(t.batch_size, t.accumulate, mesh, row_group)
+        setup = set_up(resolved, load_model, run, report, constant_arrays)
+        if not setup.experiment.data.has_labels:  # before its rows are read, a task has no classes, and so no shapes
+            check_program(setup.experiment, mesh)
+        return _train(setup.open_data(report), mesh, report, stack, clock)
 
 
-def pinned(experiment: Experiment, run_dir: str | os.PathLike[str]) -> Experiment:
+def _pinned(experiment: Experiment, run: RunFolder) -> Experiment:
     """Return the configuration with the commits of its models on the hub (see `jaxlm.hub`), those of the run first."""
     fields = (("data", "tokenizer", hub.TOKENIZER), ("objective", experiment.objective.constants_field, hub.MODEL))
     for part, field, files in fields:
         value = getattr(getattr(experiment, part), field, None)
         if isinstance(value, str) and value.startswith(hub.PREFIX):
-            stored = getattr(getattr(RunFolder.read(run_dir).experiment, part, None), field, None)
+            stored = getattr(getattr(run.experiment, part, None), field, None)
             changed = dataclasses.replace(getattr(experiment, part), **{field: hub.pin(value, stored, files)})
             experiment = dataclasses.replace(experiment, **{part: changed})
     return experiment
 
 
-def _open_folder(resolved: Resolved, folder: epath.Path, stack: contextlib.ExitStack) -> RunFolder:
-    """Lock the run folder until `stack` closes, and return its state, checked against the configuration."""
+def _open_folder(
+    resolved: Resolved, folder: epath.Path, stack: contextlib.ExitStack
+) -> tuple[Resolved, RunFolder]:
+    """Lock the run folder until `stack` closes; return the configuration with pinned models, and the folder's state."""
     def lock() -> None:
         require_tracker(resolved.experiment.train.tracker)
         stack.enter_context(hold(folder))
 
-    def read() -> RunFolder:
+    def read() -> tuple[Resolved, RunFolder]:
         run = RunFolder.read(folder)
-        resume.check_run(run, resolved)
-        return run
+        found = resolved._replace(experiment=_pinned(resolved.experiment, run))
+        resume.check_run(run, found)
+        return found, run
 
     source = resolved.pretrained.path if resolved.pretrained else ""
     require_same(_settings(resolved.experiment) | {"init_from": source * source.startswith(hub.PREFIX)})
@@ -103,31 +108,18 @@ def _open_folder(resolved: Resolved, folder: epath.Path, stack: contextlib.ExitS
     return main_first(read, "check the run folder")
 
 
-def _check_program(session: Session, mesh: Mesh) -> None:
-    """Build all programs once to find a mistake, as in `optimizer.freeze`, before hours of preparing text.
-
-    A teacher's arrays are left out, so that the devices do not hold them twice. A task is not checked: before its rows
-    are read it has no classes, and so no shapes of parameters; nor a run whose steps its rows decide.
-    """
-    e = session.experiment
-    if not session.objective.is_task and e.train.steps:
-        program = dataclasses.replace(session, constants=()).program(mesh)
-        for phase in e.phases:
-            program.at(phase.after + 1)
-
-
 def _train(session: Session, mesh: Mesh, report: Report, stack: contextlib.ExitStack, clock: Clock) -> Trained:
     """Write the run's files, restore or initialize the state, and run the steps that are left."""
-    experiment, run, rows = session.experiment, session.run, session.rows
+    experiment, run = session.experiment, session.run
     t = experiment.train
     program = session.program(mesh)
     feed = session.feed(mesh)
     texts = feed.texts(3) if t.sample_every and jax.process_count() == 1 else []
 
-    def sample(objective: Objective, params: Params) -> list[str]:
+    def sample(objective: Bound, params: Params) -> list[str]:
         return sampler(objective, session.tokenizer, texts)(params)
 
-    report(f"{rows.summary}; {t.steps:,} steps are {feed.passes:,.1f} passes over it")
+    report(f"{session.source.summary}; {t.steps:,} steps are {feed.passes:,.1f} passes over it")
     for line in describe_draws(feed.draws):
         report(line)
     metadata = resume.run_metadata(session, program.constants)
@@ -143,7 +135,7 @@ def _train(session: Session, mesh: Mesh, report: Report, stack: contextlib.ExitS
     if after_step >= t.steps or is_out_of_patience(evaluations(run.path, t.criterion, after_step), t):
         more = "steps" if after_step >= t.steps else "patience"
         report(f"Finished: {after_step:,} steps are done; raise --train.{more} to train longer. Run: {run.path}")
-        return Trained(session, program, state, last_evaluation(run.path)[1])
+        return Trained(session, program, state, last_evaluation(run.path)[1], metadata)
     for line in [*resume.schedule_remarks(run, experiment), "Compiling the step; its first figures follow."]:
         report(line)
 
@@ -155,11 +147,11 @@ def _train(session: Session, mesh: Mesh, report: Report, stack: contextlib.ExitS
 
     writer = main_first(open_writer, "open the metrics", everywhere=False)
     progress = stack.enter_context(Progress(t.steps, after_step, enabled=jax.process_index() == 0))
-    log = StepLog(program, feed, checkpoints, after_step, writer, progress, totals, clock)
-    state, figures = train(program, state, feed, checkpoints, log, metadata, sample if texts else None)
+    steps = Run(program, feed, checkpoints, metadata, writer, progress, clock)
+    state, figures = train(steps, state, totals, sample if texts else None)
     done = checkpoints.steps()[-1]  # fewer than `train.steps` if training stopped early
     progress.note(f"Finished {done:,}{f' of {t.steps:,}' if done < t.steps else ''} steps. Run: {run.path}")
-    return Trained(session, program, state, figures)
+    return Trained(session, program, state, figures, metadata)
 
 
 def _settings(experiment: Experiment) -> dict[str, Any]:
@@ -190,7 +182,7 @@ def restore_or_init_state(
         checkpoints.save(state, int(state.step), metadata | Totals().state())
         return state, Totals()
     fresh = program.init_params(program.train.seed)
-    params = program.objective.with_constants(program.constants).merge_pretrained(fresh, source)
+    params = program.objective.merge_pretrained(fresh, source)
     state = program.init_state(params)
     if params is not fresh:
         if source is not None:

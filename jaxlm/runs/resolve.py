@@ -17,11 +17,11 @@ from jaxlm.config.flags import override
 from jaxlm.config.presets import load_preset
 from jaxlm.errors import UserError
 from jaxlm.fields import Setting, settings, with_value
-from jaxlm.objectives.base import Objective, PretrainedModel, with_options
+from jaxlm.objectives.base import Objective, PretrainedModel, class_of, with_options
 from jaxlm.paths import is_run_folder
 from jaxlm.runs.folder import NO_RUN, RunFolder
 from jaxlm.runs.load import load_model
-from jaxlm.runs.session import open_session, with_steps
+from jaxlm.runs.session import set_up
 from jaxlm.systems import TASKS, system_of
 from jaxlm.tasks.base import Task
 from jaxlm.tasks.evaluate import Evaluation
@@ -48,8 +48,6 @@ def resolve(
         UserError: A flag is wrong, a value is out of range, or the pretrained model does not suit the configuration.
     """
     experiment, is_run = load_preset(config), is_run_folder(config)
-    if as_text and not experiment.objective.is_task:
-        raise UserError("--as-text is only for tasks; choose a preset in configs/tasks, or leave it out.")
     if init_from and pretrained is None:
         pretrained = load_model(init_from)
         # On the host, from where each device of the mesh gets its shard.
@@ -71,12 +69,12 @@ def resolve(
         for _, new in _changes(unchanged, experiment):
             if new.name in ("data.vocab_size", "data.tokenizer_kind", "data.normalization"):
                 raise UserError(f"--init-from {init_from} has a tokenizer of its own; leave out {_flag(new)}.")
-    if is_run or not (experiment.objective.is_task or experiment.train.epochs):  # which wait for the rows
-        experiment = with_steps(experiment)
+    t = experiment.train
+    if t.steps is None and not t.phases and (is_run or not t.epochs):  # `jaxlm.runs.session` computes them
+        raise UserError("train.steps is None; give a number, train.phases, or for a new run train.epochs.")
     if experiment.train.decay_steps and (pretrained is not None or not is_run):
         experiment = _with_decay(experiment, pretrained)
     experiment.validate()
-    experiment = dataclasses.replace(experiment, objective=experiment.objective.with_loader(load_model))
     return Resolved(experiment, pretrained)
 
 
@@ -87,7 +85,7 @@ def _with_decay(experiment: Experiment, pretrained: PretrainedModel | None) -> E
     if not step or len(run.named_steps) > 1:
         raise UserError("train.decay_steps goes on from a checkpoint of a run; give --init-from RUN or RUN@STEP.")
     phases = (*experiment.phases, *run.experiment.phases)
-    if experiment.objective.is_task or any(phase.sets("optimizer.") for phase in phases):
+    if experiment.command != "pretrain" or any(phase.sets("optimizer.") for phase in phases):
         raise UserError(
             "train.decay_steps is for pretraining with one schedule; leave it out, or give the decay as a last phase."
         )
@@ -114,13 +112,11 @@ def _objective_of(experiment: Experiment, pretrained: PretrainedModel | None, as
     A task gets its text-to-text form with `as_text`, and for a model that has no other.
     """
     objective, model = experiment.objective, pretrained and pretrained.objective.model
-    if objective.is_task:
-        only_writes = model is not None and model.writes_answers and not model.fine_tuning
-        if (as_text or only_writes) and not isinstance(objective, TextToText):
-            longest = objective.longest_text
-            # A decoder's row holds the text and the answer.
-            max_target = min(longest, experiment.data.length // 2) if as_text else longest
-            objective = TextToText(kind=objective, max_target=max_target)
+    if objective.needs_text_form(model, as_text):
+        longest = objective.longest_text
+        # A decoder's row holds the text and the answer.
+        max_target = min(longest, experiment.data.length // 2) if as_text else longest
+        objective = TextToText(kind=objective, max_target=max_target)
     elif model is not None and system_of(objective, model):
         # It may be of another family than the preset's; `with_pretrained_model` refuses those not registered.
         objective = dataclasses.replace(objective, model=with_options(model, objective.model))
@@ -137,7 +133,7 @@ def open_evaluation(path: str | os.PathLike[str], flags: Sequence[str] = ()) -> 
     """
     pretrained = load_model(path)
     task = pretrained.objective
-    if not task.is_task:
+    if not task.scores_rows:
         raise UserError(
             f"{path} was pretrained as {type(task).__name__} and not fine-tuned for a task; use `jaxlm finetune`, "
             "--task FILE to evaluate it with prompts, or --vectors FILE for its text vectors."
@@ -157,10 +153,10 @@ def open_evaluation(path: str | os.PathLike[str], flags: Sequence[str] = ()) -> 
         raise UserError("--data.source and --data.dev both name the rows to evaluate on; give one of them.")
     dev = data.source or data.dev or stored.data.dev
     data = dataclasses.replace(data, source="" if dev else stored.data.source, dev=dev)
-    for name in task.symbols:  # refused here, since `open_session` would add those that the model lacks
+    for name in task.symbols:  # refused here, since `set_up` would add those that the model lacks
         pretrained.tokenizer.vocabulary.id(name)
     experiment = dataclasses.replace(experiment, data=data)
-    session = open_session(Resolved(experiment, pretrained), run)
+    session = set_up(Resolved(experiment, pretrained), load_model, run).without_data()
     rows = data.open(session.tokenizer)
     if not dev and run.metadata.get("data") not in (None, rows.fingerprint):
         raise UserError(
@@ -173,14 +169,14 @@ def open_evaluation(path: str | os.PathLike[str], flags: Sequence[str] = ()) -> 
 def folder_experiment(task: Task) -> Experiment:
     """Return the configuration to evaluate a Transformers folder: the task with its default form of rows."""
     length = task.model.max_length or 512
-    data = dict(TASKS)[type(task)](length=min(length, 512))
+    data = dict(TASKS)[class_of(task)](length=min(length, 512))
     return Experiment(objective=task, data=data, train=TrainConfig(batch_size=32))
 
 
 def require_command(experiment: Experiment, command: str, config: str) -> None:
     """Raise UserError unless `jaxlm COMMAND` trains the configuration, a task or pretraining."""
     if experiment.command != command:
-        kind = "a task" if experiment.objective.is_task else "pretraining"
+        kind = "a task" if experiment.command == "finetune" else "pretraining"
         raise UserError(f"{config} is a configuration of {kind}; use `jaxlm {experiment.command}`.")
 
 

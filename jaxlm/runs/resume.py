@@ -11,7 +11,7 @@ from jaxlm.config.experiment import Experiment, Resolved
 from jaxlm.config.json import differences, flatten, from_json, to_json
 from jaxlm.errors import UserError
 from jaxlm.fields import Setting, with_value
-from jaxlm.objectives.base import Constants
+from jaxlm.objectives.base import Constants, PretrainedModel
 from jaxlm.parallel.checksums import checksums, digest
 from jaxlm.paths import real_path
 from jaxlm.runs.folder import RunFolder, write_json, write_metadata
@@ -28,15 +28,21 @@ def check_run(run: RunFolder, resolved: Resolved) -> None:
     require_layout(run.path / "checkpoints")
     _check_source(run, resolved)
     _check_decay(run, resolved.experiment)
-    # What the vocabulary and labelled rows decide is not known yet; `write_run` checks it.
-    if resolved.pretrained is None or (run.has_begun and not resolved.experiment.data.has_labels):
+    if not _waits_for_data(run, resolved.experiment, resolved.pretrained):
         _check_configuration(run, resolved.experiment)
+
+
+def _waits_for_data(run: RunFolder, experiment: Experiment, pretrained: PretrainedModel | None) -> bool:
+    """Return whether `write_run` checks the configuration: its rows have the labels, or it gets other parameters."""
+    return pretrained is not None and (experiment.data.has_labels or not run.has_begun)
 
 
 def _check_configuration(run: RunFolder, experiment: Experiment) -> None:
     if run.has_begun:  # its metadata cannot be edited by hand as config.json can
         before = dict(run.metadata.get("configuration") or flatten(run.experiment, Setting.decides_result))
         phases = from_json(before.pop("train.phases", ()))  # those that have not begun may change
+        if experiment.optimizer.warmup_steps is None:  # a share: a run keeps its warm-up
+            before.pop("optimizer.warmup_steps", None)
         _refuse(run, differences(before, flatten(experiment, Setting.decides_result)))
         _check_phases(run, with_value(experiment, "train.phases", phases), experiment)
     elif run.saved_steps:
@@ -145,15 +151,15 @@ def run_metadata(session: Session, constants: Constants) -> dict[str, Any]:
     It has the fingerprints of token store, tokenizer and constants (key "frozen"; the arrays are on their devices), the
     text's source and unigram entropy in nats, the fields that decide the result, and the model that the run began from.
     """
-    source, experiment, rows = session.pretrained, session.experiment, session.rows
-    begun_from = {"imported_from": source.path, "fresh": list(source.fresh)} if source else {}
-    begun_from |= {"settings": source.settings.to_json()} if source else {}
+    pretrained, experiment, source = session.pretrained, session.experiment, session.source
+    begun_from = {"imported_from": pretrained.path, "fresh": list(pretrained.fresh)} if pretrained else {}
+    begun_from |= {"settings": pretrained.settings.to_json()} if pretrained else {}
     return session.run.metadata | begun_from | {
-        "data": rows.fingerprint,
+        "data": source.fingerprint,
         "tokenizer": session.tokenizer.fingerprint,
         "frozen": digest(checksums(constants)[0]) if jax.tree.leaves(constants) else None,
         "source": experiment.data.source,
-        "unigram_entropy": rows.statistics.unigram_entropy,
+        "unigram_entropy": source.statistics.unigram_entropy,
         "configuration": flatten(experiment, Setting.decides_result),
     }
 
@@ -180,7 +186,8 @@ def write_run(session: Session, metadata: dict[str, Any]) -> None:
             f"objective.{experiment.objective.constants_field} holds other weights than when this run{run.age} began; "
             "give it the same folder, or choose another --run-dir and start from this run with --init-from."
         )
-    _check_configuration(run, experiment)
+    if _waits_for_data(run, experiment, session.pretrained):
+        _check_configuration(run, experiment)
     if run.has_begun or run.saved_steps:
         objective = run.experiment.objective
         model = objective.model.for_vocabulary(session.objective.vocabulary)
@@ -188,7 +195,7 @@ def write_run(session: Session, metadata: dict[str, Any]) -> None:
         _refuse(run, differences(*(
             flatten(each, lambda setting: "vocabulary" in setting.marks) for each in (before, experiment)
         )))
-    if experiment.train.steps > run.newest_step:  # otherwise the run is finished and keeps its configuration
+    if session.kept is experiment:
         write_json(run.path / "config.json", to_json(experiment))
     write_metadata(run.path, metadata)
     if run.tokenizer_folder is None:

@@ -14,7 +14,7 @@ from jaxlm.config.experiment import Experiment, Phase, Resolved
 from jaxlm.data.base import Source
 from jaxlm.errors import UserError
 from jaxlm.models.base import Model
-from jaxlm.objectives.base import Constants, Objective, PretrainedModel
+from jaxlm.objectives.base import Bound, Constants, Objective, PretrainedModel
 from jaxlm.parallel.hosts import main_first, require_same, together
 from jaxlm.runs.folder import NO_RUN, RunFolder
 from jaxlm.tokenizers.tokenizer import Tokenizer
@@ -23,33 +23,37 @@ from jaxlm.training.feed import Feed
 from jaxlm.training.program import Program
 from jaxlm.types import Report
 
+Load = Callable[[str], PretrainedModel]
+"""Opens a run folder or a Transformers folder."""
+
 
 @dataclasses.dataclass(frozen=True)
-class Session:
-    """An opened run: configuration, tokenizer, objective, constants, pretrained model and, after `with_rows`, data.
+class Setup:
+    """The first stage of a session: what is cheap to open has been checked, and no data has been read.
 
     Attributes:
-        experiment: The configuration. Its objective is bound to the vocabulary; a task's is complete after `with_rows`.
+        experiment: The configuration, with the model of the vocabulary.
         run: State of the run's folder when it was opened; empty for a preset.
         tokenizer: The tokenizer; None if the vocabulary is a stand-in.
+        vocabulary: Facts about the tokenizer, or the stand-in.
         constants: Arrays that the loss reads and that are not trained, on the host, or their shapes.
-        pretrained: The model that training begins with; after `with_rows` only the parameters that the objective uses.
-        rows: The opened data; None before `with_rows`.
+        pretrained: The model that training begins with, if any.
+        load: Opens other models.
     """
 
     experiment: Experiment
     run: RunFolder
     tokenizer: Tokenizer | None
-    constants: Constants = ()
-    pretrained: PretrainedModel | None = None
-    rows: Source | None = None
+    vocabulary: Vocabulary
+    constants: Constants
+    pretrained: PretrainedModel | None
+    load: Load
 
-    @property
-    def objective(self) -> Objective:
-        """The bound objective."""
-        return self.experiment.objective
+    def without_data(self) -> Session:
+        """Return the session of a plan or of an evaluation, which trains on no data."""
+        return self._bound(self.experiment, None, self.pretrained)
 
-    def with_rows(self, report: Report = print) -> Self:
+    def open_data(self, report: Report = print) -> Session:
         """Open the data, and bind the objective to what it tells: token counts, or the labels of a task.
 
         Each process tokenizes a share of a text if that is not done yet.
@@ -60,45 +64,75 @@ class Session:
         Raises:
             UserError: The data cannot be read or used, or differs between processes.
         """
-        experiment, pretrained, run = self.experiment, self.pretrained, self.run
-        data, length = experiment.data, experiment.data.length
-        data.check_format(self.objective.row_format(length))
+        e, run, pretrained = self.experiment, self.run, self.pretrained
+        data = e.data
+        data.check_format(e.objective.row_format(data.length))
         main_first(lambda: data.survey(report), "read the text", everywhere=False)
         together(
             lambda: data.tokenize(self.tokenizer, jax.process_index(), jax.process_count(), report),
             "the other processes to tokenize their shares of the text",
         )
-        rows = main_first(lambda: data.open(self.tokenizer, report), "prepare the text")
-        require_same({"tokenizer": self.tokenizer.fingerprint, "text": rows.fingerprint})
-        objective = self.objective
-        if pretrained is not None or not objective.is_task:  # a task that is resumed has its labels in its folder
-            objective = objective.with_rows(rows, data)
+        source = main_first(lambda: data.open(self.tokenizer, report), "prepare the text")
+        require_same({"tokenizer": self.tokenizer.fingerprint, "text": source.fingerprint})
+        if pretrained is not None or run.experiment is None:  # a run that is resumed has its labels in its folder
+            e = dataclasses.replace(e, objective=e.objective.with_labels_of(source, data))
         if pretrained is not None:
-            pretrained = dataclasses.replace(pretrained, params=objective.select_params(pretrained))
-        objective = objective.bind(objective.vocabulary, length, rows.statistics)
-        objective.with_constants(self.constants)  # only to refuse a teacher with other labels
+            pretrained = dataclasses.replace(pretrained, params=e.objective.select_params(pretrained))
+        session = self._bound(e, source, pretrained)
+        objective = session.objective
         if not run.has_begun:
-            for line in objective.remarks(rows, length):
+            for line in objective.remarks(source, data.length):
                 report(line)
-        optimizer = experiment.optimizer
-        if run.has_begun and optimizer.warmup_steps is None:  # more steps do not change the warm-up that is done
-            optimizer = dataclasses.replace(optimizer, warmup_steps=run.experiment.optimizer.warmup_steps)
-        experiment = dataclasses.replace(experiment, objective=objective, optimizer=optimizer)
-        experiment = with_steps(experiment, 0 if experiment.train.steps else objective.num_examples(rows, length))
-        return dataclasses.replace(self, experiment=experiment, pretrained=pretrained, rows=rows)
+        num_examples = 0 if e.train.steps else objective.num_examples(source, data.length)
+        return dataclasses.replace(session, experiment=with_steps(session.experiment, num_examples, run))
+
+    def _bound(self, e: Experiment, source: Source | None, pretrained: PretrainedModel | None) -> Session:
+        statistics = None if source is None else source.statistics
+        objective = e.objective.bind(self.vocabulary, e.data.length, statistics, self.constants, self.load)
+        return Session(dataclasses.replace(e, objective=objective), self.run, self.tokenizer, pretrained, source)
+
+
+@dataclasses.dataclass(frozen=True)
+class Session:
+    """An opened run, complete: nothing in it changes any more.
+
+    Attributes:
+        experiment: The configuration, with a bound objective.
+        run: State of the run's folder when it was opened; empty for a preset.
+        tokenizer: The tokenizer; None if the vocabulary is a stand-in.
+        pretrained: The model that training begins with, with the parameters that the objective uses; None for none.
+        source: The opened data; None for a plan or an evaluation.
+    """
+
+    experiment: Experiment
+    run: RunFolder
+    tokenizer: Tokenizer | None
+    pretrained: PretrainedModel | None
+    source: Source | None
+
+    @property
+    def objective(self) -> Bound:
+        """The bound objective."""
+        return self.experiment.objective
+
+    @property
+    def kept(self) -> Experiment:
+        """The configuration of the run's folder: a finished run keeps its own, whatever the flags say."""
+        is_finished = self.run.experiment is not None and self.experiment.train.steps <= self.run.newest_step
+        return self.run.experiment if is_finished else self.experiment
 
     def replace(self, **parts: Any) -> Self:
-        """Return a copy with other parts of the experiment. A new objective must be bound; constants and rows stay."""
+        """Return a copy with other parts of the experiment; a new objective must be bound."""
         return dataclasses.replace(self, experiment=dataclasses.replace(self.experiment, **parts))
 
     def program(self, mesh: Mesh) -> Program:
         """Return the program of the train step over a mesh."""
         e = self.experiment
-        return Program(self.objective, e.train, e.optimizer, mesh, self.constants, e.phases)
+        return Program(self.objective, e.train, e.optimizer, mesh, e.phases)
 
     def feed(self, mesh: Mesh) -> Feed:
         """Return the batches of the data on the devices of a mesh."""
-        return Feed(self.rows, self.experiment, mesh)
+        return Feed(self.source, self.experiment, mesh)
 
     def synthetic_batch(self) -> Any:
         """Return full rows of random tokens, as the host provides them."""
@@ -106,20 +140,20 @@ class Session:
         return self.experiment.data.synthetic(self.experiment.train.batch_size, row_format, self.objective.vocabulary)
 
 
-def open_session(
-    resolved: Resolved, run: RunFolder = NO_RUN, report: Report = print,
-    constants_of: Callable[[Objective], Constants] = lambda objective: (), *, use_stand_in: bool = False,
-    for_inference: bool = False,
-) -> Session:
-    """Open a run up to its data: the tokenizer, the bound objective and its constants.
+def set_up(
+    resolved: Resolved, load: Load, run: RunFolder = NO_RUN, report: Report = print,
+    constants_of: Callable[[Objective, Vocabulary], Constants] = lambda objective, vocabulary: (), *,
+    use_stand_in: bool = False,
+) -> Setup:
+    """Open and check what is cheap of a run: the tokenizer, the sizes of the model and the constants.
 
     Args:
         resolved: The configuration and the pretrained model.
+        load: Opens other models.
         run: The run's folder; of a preset it is empty.
         report: Receives a line about everything that takes time.
-        constants_of: Returns the constants of the bound objective, or their shapes; by default none.
+        constants_of: Returns the constants of an objective, or their shapes; by default none.
         use_stand_in: Whether a preset gets a stand-in for the vocabulary that its model was published with.
-        for_inference: Whether an imported model may lack what only training needs, such as T5's sentinels.
 
     Raises:
         UserError: The tokenizer, the teacher or the sequence length does not suit the objective.
@@ -129,32 +163,29 @@ def open_session(
     if use_stand_in and run.tokenizer_folder is None:
         tokenizer, vocabulary = None, Vocabulary.stand_in(objective.model.vocab_size, objective.symbols)
     else:
-        tokenizer = _find_tokenizer(resolved, run, report)
+        tokenizer = find_tokenizer(resolved, run, report)
         vocabulary = tokenizer.vocabulary
     # The embedding of a pretrained model keeps its number of rows.
-    preserve_rows = pretrained is not None or run.is_imported
-    vocabulary = dataclasses.replace(vocabulary, preserve_rows=preserve_rows)
-    if for_inference and run.is_imported:
-        objective = dataclasses.replace(objective, vocabulary=vocabulary)
-    else:
-        objective = objective.bind(vocabulary, experiment.data.length)
+    vocabulary = dataclasses.replace(vocabulary, preserve_rows=pretrained is not None or run.is_imported)
+    objective.check(vocabulary, experiment.data.length)
+    objective = dataclasses.replace(objective, model=objective.model.for_vocabulary(vocabulary))
     experiment = dataclasses.replace(experiment, objective=objective)
-    for phase in experiment.phases if experiment.train.phases and not for_inference else ():
+    for phase in experiment.phases if experiment.train.phases else ():
         with phase.named():
-            _check_phase(phase, experiment)
-    return Session(experiment, run, tokenizer, constants_of(objective), pretrained)
+            _check_phase(phase, experiment, vocabulary)
+    return Setup(experiment, run, tokenizer, vocabulary, constants_of(objective, vocabulary), pretrained, load)
 
 
-def _check_phase(phase: Phase, experiment: Experiment) -> None:
+def _check_phase(phase: Phase, experiment: Experiment, vocabulary: Vocabulary) -> None:
     """Raise UserError if the objective of a phase cannot have its rows."""
     e = phase.experiment
     shape, whole = ((each.train.batch_size, each.data.length) for each in (e, experiment))
     if e.objective.row_format(e.data.length).stride and shape != whole:
         raise UserError(f"{type(e.objective).__name__} reads a stream in rows of one length and batches of one size.")
-    e.objective.bind(e.objective.vocabulary, e.data.length)
+    e.objective.check(vocabulary, e.data.length)
 
 
-def _find_tokenizer(resolved: Resolved, run: RunFolder, report: Report) -> Tokenizer:
+def find_tokenizer(resolved: Resolved, run: RunFolder, report: Report = print) -> Tokenizer:
     """Return the tokenizer of the pretrained model or of the run; otherwise the one that the data names or trains."""
     data, symbols = resolved.experiment.data, resolved.experiment.objective.symbols
     if resolved.pretrained is not None:
@@ -169,28 +200,31 @@ def _find_tokenizer(resolved: Resolved, run: RunFolder, report: Report) -> Token
 
 def require_model(experiment: Experiment) -> None:
     """Raise UserError for a task whose model is still to be given."""
-    if experiment.objective.is_task and experiment.objective.model == Model():
+    if experiment.objective.model == Model():
         raise UserError(
             "a task needs a trained model; pass --init-from RUN_OR_HF_DIR, or give a fine-tuned run in place of the "
             "preset."
         )
 
 
-def with_steps(experiment: Experiment, num_examples: int = 0) -> Experiment:
+def with_steps(experiment: Experiment, num_examples: int = 0, run: RunFolder = NO_RUN) -> Experiment:
     """Compute `train.steps` from epochs or phases, and `optimizer.warmup_steps` from its share, where they are None.
 
     Args:
         experiment: The experiment.
-        num_examples: Examples of an epoch; 0 if they are not read.
+        num_examples: Examples of an epoch, if there are epochs.
+        run: The run that is resumed, which keeps its warm-up: more steps do not change what is done.
 
     Raises:
         UserError: There is no number of steps, and no phases, epochs or examples.
     """
-    train = experiment.train
+    train, optimizer = experiment.train, experiment.optimizer
     if train.steps is None and train.phases:
         train = dataclasses.replace(train, steps=sum(phase.steps for phase in train.phases))
     elif train.steps is None:
         if not train.epochs * num_examples:
             raise UserError("train.steps is None; give a number, train.phases, or for a new run train.epochs.")
         train = dataclasses.replace(train, steps=math.ceil(train.epochs * num_examples / train.batch_size))
-    return dataclasses.replace(experiment, train=train, optimizer=experiment.optimizer.with_warmup(train.steps))
+    if run.has_begun and optimizer.warmup_steps is None:
+        optimizer = dataclasses.replace(optimizer, warmup_steps=run.experiment.optimizer.warmup_steps)
+    return dataclasses.replace(experiment, train=train, optimizer=optimizer.with_warmup(train.steps))

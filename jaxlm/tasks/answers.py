@@ -29,6 +29,7 @@ from jaxlm.tasks import metrics
 from jaxlm.tasks.base import Answer, Task, apply_head, text_arrays
 from jaxlm.tokenizers.template import Template
 from jaxlm.tokenizers.tokenizer import Tokenizer
+from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Params
 
 KINDS = ("span", "yes", "no", "unknown")
@@ -218,9 +219,8 @@ class Answers(Task):
     longest_text = 48
     gold_value = "answers"
 
-    @property
-    def template(self) -> Template:
-        return (self.fine_tuning.answer_template or self.fine_tuning.template).for_vocabulary(self.vocabulary)
+    def template_for(self, vocabulary: Vocabulary | None) -> Template:
+        return (self.fine_tuning.answer_template or self.fine_tuning.template).for_vocabulary(vocabulary)
 
     @property
     def num_logits(self) -> int:

@@ -61,7 +61,9 @@ class Task(Objective):
     classifier_dropout: float = field(0.1, range="[0, 1)")
     """Dropout rate before the classifier."""
 
-    is_task = True
+    command = "finetune"
+    scores_rows = True
+    can_sample = False
     primary_metric = "task_loss"
     longest_text: ClassVar[int] = 16
     """Tokens of the longest answer that a model writes as text."""
@@ -101,8 +103,12 @@ class Task(Objective):
 
     @property
     def template(self) -> Template:
-        """Special tokens around the texts."""
-        return self.fine_tuning.template.for_vocabulary(self.vocabulary)
+        """Special tokens around the texts of a bound task."""
+        return self.template_for(self.vocabulary)
+
+    def template_for(self, vocabulary: Vocabulary | None) -> Template:
+        """Return the special tokens around the texts; of a tokenizer's own ones, if `vocabulary` is given."""
+        return self.fine_tuning.template.for_vocabulary(vocabulary)
 
     @property
     def text_template(self) -> Template:
@@ -110,7 +116,7 @@ class Task(Objective):
 
     @property
     def symbols(self) -> tuple[str, ...]:
-        return self.template.symbols
+        return self.template_for(None).symbols
 
     @property
     def num_logits(self) -> int:
@@ -121,6 +127,9 @@ class Task(Objective):
     def has_classifier_bias(self) -> bool:
         """Whether the classifier has a bias."""
         return self.fine_tuning.use_bias or not self.use_pooling
+
+    def needs_text_form(self, model: Any, as_text: bool) -> bool:
+        return as_text or bool(model is not None and model.writes_answers and not model.fine_tuning)
 
     def with_pretrained_model(self, source: PretrainedModel) -> Self:
         """Return a copy with the pretrained model and its training options.
@@ -157,13 +166,13 @@ class Task(Objective):
         ordered = (*(name for name in names if name in found), *sorted(found.difference(names), key=label_order))
         return dataclasses.replace(self, labels=self.labels or ordered)
 
-    def with_rows(self, rows: LabelledSource, data: LabelledData) -> Self:
-        if not rows.records["train"]:
+    def with_labels_of(self, source: LabelledSource, data: LabelledData) -> Self:
+        if not source.records["train"]:
             raise UserError("--data.source is empty; give a file of rows to train on.")
-        if unlabelled := next((row for row in rows.records["held_out"] if not row.is_labelled), None):
+        if unlabelled := next((row for row in source.records["held_out"] if not row.is_labelled), None):
             raise UserError(f"{unlabelled.place} has no label; fill it in, or remove the row from --data.dev.")
         # Held-out rows in a file of their own have no part in the labels.
-        labelled = rows.records["train"] + ([] if data.dev else rows.records["held_out"])
+        labelled = source.records["train"] + ([] if data.dev else source.records["held_out"])
         require_classes(self, labelled, data)
         return self.with_labels(labelled, data.class_names())
 
@@ -187,12 +196,11 @@ class Task(Objective):
         is_seen = set(self.label_names(record)) <= set(self.labels)
         return record if is_seen else record._replace(values=record.values | {self.gold_value: None})
 
-    def bind(self, vocabulary: Vocabulary, length: int, statistics: Any = None) -> Self:
+    def check(self, vocabulary: Vocabulary, length: int) -> None:
         if positions := self.model.max_length:
             require_positions(length, positions)
-        for role in self.template.needs:
+        for role in self.template_for(vocabulary).needs:
             vocabulary.require(role, purpose="this model")
-        return super().bind(vocabulary, length, statistics)
 
     def init(self, key: jax.Array) -> Params:
         if not self.num_logits:

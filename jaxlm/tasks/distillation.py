@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +16,12 @@ from jaxlm.fields import field
 from jaxlm.models.encoder import Encoder
 from jaxlm.models.heads import LinearHead
 from jaxlm.models.layers.stack import call
-from jaxlm.objectives.base import PretrainedModel, Term, Terms
+from jaxlm.objectives.base import Bound, PretrainedModel, Term, Terms
 from jaxlm.objectives.layer_distillation import layer_terms
 from jaxlm.objectives.teacher import Mismatch, layer_mismatches, require_fit, text_mismatches
 from jaxlm.tasks.classification import Classification
 from jaxlm.tasks.pooled import flat_inputs
+from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Params
 
 
@@ -66,7 +67,7 @@ class DistilledClassification(Classification):
         params, projection = super().init(key_task), self._projection.init_params(key_projection)
         return params | {"projection_to_teacher": projection} if self.layer_weight else params
 
-    def load_constants(self, load: Callable[[str], PretrainedModel]) -> PretrainedModel:
+    def load_constants(self, vocabulary: Vocabulary, load: Callable[[str], PretrainedModel]) -> PretrainedModel:
         if not self.teacher:
             raise UserError("objective.teacher is empty; give --objective.teacher a fine-tuned run or folder.")
         teacher = load(self.teacher)
@@ -75,13 +76,14 @@ class DistilledClassification(Classification):
             raise UserError(
                 f"the teacher {self.teacher} was not fine-tuned for classification; fine-tune one with the same preset."
             )
-        mismatches = [*text_mismatches(self.teacher, task, self)]
+        mismatches = [*text_mismatches(self.teacher, task, self, vocabulary)]
         # The teacher reads the student's rows.
         if task.is_multi_label:
             mismatches.append(Mismatch("several labels per row", ""))
         if task.both_orders:
             mismatches.append(Mismatch("rows with a pair in both orders", ""))
-        if (task.template.single, task.template.pair) != (self.template.single, self.template.pair):
+        ours_around, theirs_around = self.template_for(vocabulary), task.template
+        if (theirs_around.single, theirs_around.pair) != (ours_around.single, ours_around.pair):
             mismatches.append(Mismatch("other special tokens around its texts", ""))
         if self.layer_weight:
             if not isinstance(theirs, Encoder) or not isinstance(ours, Encoder):
@@ -95,13 +97,16 @@ class DistilledClassification(Classification):
         model = theirs.with_execution(**ours.execution)
         return dataclasses.replace(teacher, objective=dataclasses.replace(task, model=model))
 
-    def with_constants(self, constants: PretrainedModel) -> Self:
+    def bind(
+        self, vocabulary: Vocabulary, length: int, statistics: Any = None, constants: PretrainedModel | tuple[()] = (),
+        load: Callable[[str], PretrainedModel] | None = None,
+    ) -> Bound:
         if constants and constants.objective.labels != self.labels:
             raise UserError(
                 f"the teacher {self.teacher} was not fine-tuned on the labels {', '.join(self.labels)}; fine-tune one "
                 "with the same preset."
             )
-        return super().with_constants(constants)
+        return super().bind(vocabulary, length, statistics, constants, load)
 
     def loss(self, params: Params, example: Arrays, key: jax.Array, train: bool) -> Terms:
         teacher, weights, inputs = self.constants, self.weights(example), flat_inputs(example)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import jax
 import jax.numpy as jnp
@@ -68,8 +68,6 @@ class KagNet(MultipleChoice):
     """Margin ranking of sigmoid scores (as published), or cross-entropy over the choices."""
     margin: float = field(0.2, range="(0, 1]")
     """Margin between the scores of the right choice and of a wrong one."""
-    load_model: Callable[[str], PretrainedModel] | None = field(None, bound=True, compare=False)
-    """Set by `with_loader`: opens the folder of the encoder."""
 
     name = "kagnet"
     shows_predictions = True
@@ -84,9 +82,6 @@ class KagNet(MultipleChoice):
     def stores_vectors(self) -> bool:
         """Whether rows have the vectors of their statements: `statement`, float32 [choices, width]."""
         return bool(self.encoder) and not self.train_encoder
-
-    def with_loader(self, load: Callable[[str], PretrainedModel]) -> Self:
-        return dataclasses.replace(self, load_model=load)
 
     def with_pretrained_model(self, source: PretrainedModel) -> Self:
         task = super().with_pretrained_model(source)
@@ -119,10 +114,10 @@ class KagNet(MultipleChoice):
         if self.graph:
             lemmatizer()
 
-    def bind(self, vocabulary: Vocabulary, length: int, statistics: Any = None) -> Self:
+    def check(self, vocabulary: Vocabulary, length: int) -> None:
         if self.lm_coefficient:
             raise UserError("KagNet has no language-model loss; set --objective.lm-coefficient 0.")
-        return super().bind(vocabulary, length, statistics)
+        super().check(vocabulary, length)
 
     def encode(self, records: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[EncodedExample]:
         examples = super().encode(records, tokenizer, length)
@@ -148,7 +143,7 @@ class KagNet(MultipleChoice):
                 f"the encoder {self.encoder} is not there; give its new place with --objective.encoder, or '' there to "
                 "use the run's own copy."
             )
-        source = self.load_model(self.encoder)
+        source = self.load(self.encoder)
         fingerprint = _fingerprint(source)
         if self.encoder_fingerprint not in ("", fingerprint):
             raise UserError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -86,10 +86,10 @@ class PooledTask(Task):
         label = self.label(Record("", "", {self.gold_value: None}, ()))
         return super().synthetic(rows, length) | {"label": np.stack([label] * rows)}
 
-    def bind(self, vocabulary: Vocabulary, length: int, statistics: Any = None) -> Self:
+    def check(self, vocabulary: Vocabulary, length: int) -> None:
         if self.lm_coefficient and not self.model.is_causal:
             raise UserError(f"objective.lm_coefficient is for decoders; set it to 0 for a {type(self.model).__name__}.")
-        return super().bind(vocabulary, length, statistics)
+        super().check(vocabulary, length)
 
     def loss(self, params: Params, example: Arrays, key: jax.Array, train: bool) -> Terms:
         terms = {}

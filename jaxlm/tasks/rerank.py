@@ -46,10 +46,10 @@ class Rerank(MultipleChoice):
         prompt = self.query_prompt or (theirs.query_prompt if isinstance(theirs, Rerank) else "")
         return dataclasses.replace(super().with_pretrained_model(source), query_prompt=prompt)
 
-    def with_rows(self, rows: LabelledSource, data: LabelledData) -> Self:
-        if not any(len(self.texts(record)) > 1 for record in rows.records["train"]):
+    def with_labels_of(self, source: LabelledSource, data: LabelledData) -> Self:
+        if not any(len(self.texts(record)) > 1 for record in source.records["train"]):
             raise UserError(f"{data.source} has no hard negatives; name their columns with --data.negative-fields.")
-        return super().with_rows(rows, data)
+        return super().with_labels_of(source, data)
 
     def remarks(self, rows: LabelledSource, length: int) -> list[str]:
         sizes = [len(self.texts(record)) for record in rows.records["train"]]

@@ -91,8 +91,7 @@ class TextToText(Task):
         """Whether text and answer are in one row."""
         return not self.model.has_encoder
 
-    @property
-    def template(self) -> Template:
+    def template_for(self, vocabulary: Vocabulary | None) -> Template:
         # No special tokens surround a text; writing needs an end token.
         return Template(needs=("eos", "pad"))
 
@@ -104,16 +103,19 @@ class TextToText(Task):
     def num_logits(self) -> int:
         return self.model.vocab_size if self.model.writes_answers else 0
 
+    def needs_text_form(self, model: Any, as_text: bool) -> bool:
+        return False
+
     def with_pretrained_model(self, source: PretrainedModel) -> Self:
         model = source.objective.model
         if not model.writes_answers:
             raise UserError(f"{type(model).__name__} writes no text; this task needs a T5 or a decoder such as GPT-2.")
         return dataclasses.replace(self, model=model.with_execution(attention="auto"))
 
-    def with_rows(self, rows: LabelledSource, data: LabelledData) -> Self:
+    def with_labels_of(self, source: LabelledSource, data: LabelledData) -> Self:
         if self.kind is None:
-            return super().with_rows(rows, data)
-        return dataclasses.replace(self, kind=self.kind.with_rows(rows, data))
+            return super().with_labels_of(source, data)
+        return dataclasses.replace(self, kind=self.kind.with_labels_of(source, data))
 
     def remarks(self, rows: LabelledSource, length: int) -> list[str]:
         examples = rows.examples("train", self, length)
@@ -121,14 +123,14 @@ class TextToText(Task):
         line = f"{num_full:,} of {len(examples):,} answers reach --objective.max-target {self.max_target} and end there"
         return row_remarks(self.kind or self, rows) + rows.cut_remarks(self, length) + [line] * bool(num_full)
 
-    def bind(self, vocabulary: Vocabulary, length: int, statistics: Any = None) -> Self:
+    def check(self, vocabulary: Vocabulary, length: int) -> None:
         for name in ("both_orders", "lm_coefficient", "teacher", "threshold"):
             if getattr(self.kind, name, None):
                 raise UserError(
                     f"{name} is for a classifier, and {type(self.model).__name__} writes its answers here; leave the "
                     "flag out, or take a preset without it."
                 )
-        return super().bind(vocabulary, length, statistics)
+        super().check(vocabulary, length)
 
     def init(self, key: jax.Array) -> Params:
         return self.model.init(key)

@@ -31,13 +31,13 @@ def stages_of(source: Source, experiment: Experiment) -> list[Stage]:
     stages: list[Stage] = []
     for phase in experiment.phases:
         e = phase.experiment
-        row_format, rows = e.objective.row_format(e.data.length), e.train.batch_size
+        row_format, batch_size = e.objective.row_format(e.data.length), e.train.batch_size
         same = [stage for stage in stages if stage.row_format == row_format]
         if same:
             read = sum((stage.phase.last - stage.phase.after) * stage.batches.batch_size for stage in same)
-            batches = same[0].batches.after(read, rows)
+            batches = same[0].batches.after(read, batch_size)
         else:
-            batches = source.batches("train", rows, row_format, e.train.seed)
+            batches = source.batches("train", batch_size, row_format, e.train.seed)
         stages.append(Stage(phase, row_format, batches))
     return stages
 
@@ -62,10 +62,10 @@ class Feed:
         """Yield the batches of the steps after `step`, without end; some are read ahead."""
         while True:
             stage = stage_after(self._stages, step)
-            rows = self._rows(stage.batches)
-            with contextlib.closing(stage.batches.stream(step - stage.phase.after, rows)) as stream:
+            local = local_rows(self._sharding, stage.batches.batch_size)
+            with contextlib.closing(stage.batches.stream(step - stage.phase.after, local)) as stream:
                 count = None if stage.phase.last is None else stage.phase.last - step
-                yield from self._placed(itertools.islice(stream, count), stage.batches, rows)
+                yield from self._placed(itertools.islice(stream, count), stage.batches, local)
             step = stage.phase.last  # the last stage has no end
 
     def shape(self, step: int) -> tuple[int, int]:
@@ -107,8 +107,8 @@ class Feed:
     def held_out(self, source: str = "") -> Iterator[Any]:
         """Return the batches of an evaluation on a source, the same each time."""
         t, batches = self._train, self._held_out.parts.get(source, self._held_out)
-        rows = self._rows(batches)
-        return self._placed(batches.evaluation(t.batch_size, t.eval_batches, rows), batches, rows)
+        local = local_rows(self._sharding, batches.batch_size)
+        return self._placed(batches.evaluation(t.batch_size, t.eval_batches, local), batches, local)
 
     def texts(self, count: int) -> list[np.ndarray]:
         """Return the token ids of `count` rows of held-out text, or of the text to train on if none is held out."""
@@ -117,10 +117,7 @@ class Feed:
         rows = zip(batch.tokens[:count], batch.segment_ids[:count], strict=True)
         return [tokens[segments > 0] for tokens, segments in rows]
 
-    def _rows(self, batches: Batches) -> slice:
-        return local_rows(self._sharding, batches.batch_size, batches.raw_length)
-
-    def _placed(self, stream: Iterator[Any], batches: Batches, rows: slice) -> Iterator[Any]:
-        place = place_rows(self._sharding, batches.batch_size, rows)
+    def _placed(self, stream: Iterator[Any], batches: Batches, local: slice) -> Iterator[Any]:
+        place = place_rows(self._sharding, batches.batch_size, local)
         for batch in stream:
             yield jax.tree.map(lambda array: place(np.asarray(array)), batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import os
 import signal
@@ -16,7 +17,7 @@ from jax.experimental import multihost_utils
 from jaxlm.config.experiment import TrainConfig
 from jaxlm.errors import Stopped, UserError
 from jaxlm.models.layers.kernel_choice import recorded_choices
-from jaxlm.objectives.base import Objective, Term, Terms
+from jaxlm.objectives.base import Bound, Term, Terms
 from jaxlm.parallel.hosts import from_main
 from jaxlm.parallel.peaks import peak_flops
 from jaxlm.training.checkpoints import Checkpoints
@@ -39,27 +40,43 @@ class Miscomputed(UserError):
     exit_code = 3
 
 
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What all steps of a run share."""
+
+    program: Program
+    """The jitted steps of all phases."""
+    feed: Feed
+    """Its batches."""
+    checkpoints: Checkpoints
+    metadata: dict[str, Any]
+    """What every checkpoint records about the run."""
+    writer: MetricsWriter | None
+    """Writer of metrics.jsonl; None except on process 0."""
+    progress: Progress
+    """Display on standard output."""
+    clock: Clock
+    """Its wall time."""
+
+
 def train(
-    program: Program, state: TrainState, feed: Feed, checkpoints: Checkpoints, log: StepLog, metadata: dict[str, Any],
-    sample: Callable[[Objective, Params], list[str]] | None = None,
+    run: Run, state: TrainState, totals: Totals, sample: Callable[[Bound, Params], list[str]] | None = None
 ) -> tuple[TrainState, dict[str, float]]:
     """Run the steps after `state.step`; return the last state and the figures of the last evaluation.
 
     Args:
-        program: The jitted steps of all phases.
+        run: What the steps share.
         state: State to start from.
-        feed: Batches of the run.
-        checkpoints: The run's checkpoints.
-        log: Metrics of the steps.
-        metadata: What every checkpoint records about the run.
+        totals: Sums that were not logged before the run was resumed.
         sample: Function from the objective and the parameters to the lines that `train.sample_every` asks for.
 
     Raises:
         NotFinite: The loss has diverged, or Miscomputed: a replayed step has two results.
         Stopped: A signal has stopped the run; its state has been saved.
     """
-    t = program.train
+    program, feed, checkpoints, t = run.program, run.feed, run.checkpoints, run.program.train
     after_step, folder, figures = int(state.step), checkpoints.folder.parent, {}
+    log = StepLog(run, after_step, totals)
     history = evaluations(folder, t.criterion, up_to=after_step)
     if t.uses_best and after_step not in history:
         _check_criterion(program.at(after_step + 1), state, feed, log)
@@ -79,7 +96,7 @@ def train(
             should_save = _is_due(step, t.checkpoint_every, t) or stop_signal or (should_evaluate and t.uses_best)
             if not (should_evaluate or should_sample or should_save):
                 continue
-            log.read_pending()
+            log.read()
             figures = _evaluate(current, state, feed, log, step) if should_evaluate and feed.has_held_out else {}
             log.write(step, figures)
             if figures:
@@ -89,7 +106,7 @@ def train(
                 with log.clock.during("evaluation"):
                     log.write_samples(step, sample(current.eval_objective, state.eval_params))
             if should_save:
-                _save(checkpoints, state, log, step, metadata, history)
+                _save(run, state, log, step, history)
             if is_out_of_patience(history, t) and step < t.steps:
                 log.progress.note(f"Stopped after step {step:,}: no better {t.criterion} in {t.patience} evaluations.")
                 break
@@ -124,15 +141,12 @@ def _evaluate(program: Program, state: TrainState, feed: Feed, log: StepLog, ste
     return figures
 
 
-def _save(
-    checkpoints: Checkpoints, state: TrainState, log: StepLog, step: int, metadata: dict[str, Any],
-    history: dict[int, float],
-) -> None:
-    with log.clock.during("save"):
-        if log.writer:
-            log.writer.sync()
+def _save(run: Run, state: TrainState, log: StepLog, step: int, history: dict[int, float]) -> None:
+    with run.clock.during("save"):
+        if run.writer:
+            run.writer.sync()
         try:
-            checkpoints.save(state, step, metadata | log.totals.state(), history)
+            run.checkpoints.save(state, step, run.metadata | log.totals.state(), history)
         except FloatingPointError:
             raise log.not_finite(step, "the state") from None
 
@@ -161,7 +175,8 @@ def run_step(program: Program, state: TrainState, batches: Iterator[Any], log: S
         state, terms = train_step(state, batch, program.constants)
     if is_replayed and (different := int(terms.pop("replay").total)):
         raise log.miscomputed(step, different)
-    log.add(step, terms)
+    log.finish_previous()  # while the device computes this one
+    log.running = (step, terms)
     return state
 
 
@@ -204,7 +219,7 @@ def evaluate(program: Program, state: TrainState, feed: Feed) -> dict[str, float
         figures[figure] = sum(share * value for share, value in found) / sum(share for share, _ in found)
     primary = program.objective.primary_metric
     figures |= {f"{source}_{primary}": part[primary] for source, part in parts.items() if source and primary in part}
-    if program.objective.is_task and name and not name.endswith("loss"):
+    if program.objective.scores_rows and name and not name.endswith("loss"):
         params = program.local_params(state.eval_params)
         figures |= program.objective.score_rows(params, feed.source, feed.length, program.train.batch_size)
     if name and name not in figures:
@@ -242,82 +257,77 @@ class StepLog:
     late, so that the device always has the next step to work on.
     """
 
-    def __init__(
-        self, program: Program, feed: Feed, checkpoints: Checkpoints, after_step: int, writer: MetricsWriter | None,
-        progress: Progress, totals: Totals, clock: Clock,
-    ) -> None:
-        """Store the arguments.
-
-        Args:
-            program: Source of devices, schedule and FLOPs.
-            feed: Batches of the run.
-            checkpoints: Named in the error for a diverged run.
-            after_step: Step that the run is resumed at; 0 for a new run.
-            writer: Writer of metrics.jsonl; None except on process 0.
-            progress: Display on standard output.
-            totals: Sums that were not logged before the run was resumed.
-            clock: Wall time of the run.
-        """
-        self.progress, self.totals, self.clock = progress, totals, clock
-        self._program, self._feed, self._checkpoints, self.writer = program, feed, checkpoints, writer
-        self._peak = peak_flops(program.mesh.devices.flat[0]) * program.mesh.size
+    def __init__(self, run: Run, after_step: int, totals: Totals) -> None:
+        """Begin after `after_step`, 0 for a new run, with the sums that were not logged before a resumed run ended."""
+        self.progress, self.clock, self._run, self.totals = run.progress, run.clock, run, totals
+        self._peak = peak_flops(run.program.mesh.devices.flat[0]) * run.program.mesh.size
         self._after_step = after_step
         self._num_updates = 0
         """Updates before the newest step that was read; a skipped step is none."""
-        self._pending: tuple[int, Terms] | None = None
+        self.running: tuple[int, Terms] | None = None
+        """The newest step and its terms, until they are read."""
         self.compiled_steps: set[tuple[Any, ...]] = set()
         """Programs and shapes of the batches so far; the step is compiled for each."""
-        self._clock_seconds, self._clock_step = clock.training_seconds(), after_step
+        self._clock_seconds, self._clock_step = run.clock.training_seconds(), after_step
 
-    def add(self, step: int, terms: Terms) -> None:
-        """Take the terms of a step that is still running, and read those of the step before."""
-        previous, self._pending = self._pending, (step, terms)
-        if previous is not None:
-            self._read(*previous)
-            self.write(previous[0], {})
+    def finish_previous(self) -> None:
+        """Read the step that was started last, and write its line."""
+        if (step := self.read()) is not None:
+            self.write(step, {})
 
-    def read_pending(self) -> None:
-        """Wait for the newest step and read its terms."""
-        if self._pending is not None:
-            self._read(*self._pending)
-            self._pending = None
+    def read(self) -> int | None:
+        """Wait for the newest step, read its terms and return its number; None if they have been read."""
+        if self.running is None:
+            return None
+        (step, terms), self.running = self.running, None
+        self._read(step, terms)
+        return step
 
     def next_batch(self, batches: Iterator[Any]) -> Any:
         """Return the next batch; the wait counts as `data` if the device had finished the newest step meanwhile."""
         before = self.clock.switch("data")
         batch = next(batches)
-        is_busy = self._pending is not None and not self._pending[1]["loss"].total.is_ready()
+        is_busy = self.running is not None and not self.running[1]["loss"].total.is_ready()
         self.clock.switch(before, ended=before if is_busy else None)
         return batch
 
     def write(self, step: int, evaluation: dict[str, float]) -> None:
-        """Write one line of metrics, if one is due after `step`."""
-        t, program = self._program.train, self._program.at(step)
-        due = step % t.log_every == 0 or step in (1, t.steps) or bool(evaluation)
-        if not due and step != self._after_step + 1:
+        """Show and write the means of the steps since the last line, if a line is due after `step`.
+
+        The first step of a resumed run is only shown: its sums go on, so that the lines are those of one start.
+        """
+        t = self._run.program.train
+        if step % t.log_every == 0 or step in (1, t.steps) or evaluation:
+            figures = self._figures(step, self.totals.means())
+            if self._run.writer:
+                held_out = {f"eval_{name}": value for name, value in evaluation.items()}
+                self._run.writer.write(step, figures | held_out | self.clock.figures())
+        elif step == self._after_step + 1:
+            figures = self._figures(step, self.totals.peek())
+        else:
             return
-        now = self.clock.training_seconds()
+        self.progress.show(step, figures)
+
+    def _figures(self, step: int, means: dict[str, float]) -> dict[str, float]:
+        """Return the means with the learning rate and the speed since the last figures."""
+        now, program = self.clock.training_seconds(), self._run.program.at(step)
         speed = (step - self._clock_step) / (now - self._clock_seconds)
         self._clock_seconds, self._clock_step = now, step
-        means = self.totals.means() if due else self.totals.peek()
         means = {"loss": means.pop("loss", math.nan)} | means  # nan if all steps were skipped
-        length, rows = self._feed.shape(step)
+        length, rows = self._run.feed.shape(step)
         means["learning_rate"] = _on_host(program.schedule, self._num_updates)
         means["tokens_per_second"] = speed * rows * length
         flops = program.step_flops(length, rows)
         if self._peak and flops:
             means["mfu"] = speed * flops / self._peak
-        if self.writer and due:
-            held_out = {f"eval_{name}": value for name, value in evaluation.items()}
-            self.writer.write(step, means | held_out | self.clock.figures())
-        self.progress.show(step, means)
+        return means
 
     def write_samples(self, step: int, lines: list[str]) -> None:
         """Print samples, and write them into the run folder."""
         for line in lines:
             self.progress.note(f"step {step:,}  sample: {line}")
-        if self.writer:
-            self.writer.tracker.text(step, "samples", lines)
+        if self._run.writer:
+            self._run.writer.tracker.text(step, "samples", lines)
 
     def not_finite(self, step: int, what: str) -> NotFinite:
         """Return the error for a loss, a gradient or a state that is not finite."""
@@ -337,14 +347,14 @@ class StepLog:
     def _newest_checkpoint(self) -> str:
         """Return the words about the newest checkpoint, once all are written."""
         with contextlib.suppress(UserError):
-            self._checkpoints.wait()
-        newest, folder = max(self._checkpoints.steps(), default=0), self._checkpoints.folder
+            self._run.checkpoints.wait()
+        newest, folder = max(self._run.checkpoints.steps(), default=0), self._run.checkpoints.folder
         saved = f"the newest checkpoint is of step {newest:,}, in {folder / str(newest)}"
         return saved if newest else f"no checkpoint had been saved yet in {folder}"
 
     def _read(self, step: int, terms: Terms) -> None:
         """Wait for a step and add its terms, or count it as one of those that may be skipped."""
-        values, totals, limit = jax.device_get(terms), self.totals, self._program.train.skip_nonfinite
+        values, totals, limit = jax.device_get(terms), self.totals, self._run.program.train.skip_nonfinite
         parts = {"loss": "the loss", "grad_norm": "the gradient"}
         self._num_updates = step - 1 - totals.skipped
         wrong = [what for name, what in parts.items() if not math.isfinite(values[name].total)]

@@ -15,10 +15,11 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, use_abstract_mesh
 
-from jaxlm.config.experiment import OptimizerConfig, Phase, TrainConfig
+from jaxlm.config.experiment import Experiment, OptimizerConfig, Phase, TrainConfig
 from jaxlm.errors import UserError
+from jaxlm.fields import with_value
 from jaxlm.keys import Purpose, purpose_key
-from jaxlm.objectives.base import Batch, Constants, Example, Memory, Objective, Term, Terms, total_loss
+from jaxlm.objectives.base import Batch, Bound, Constants, Example, Memory, Objective, Term, Terms, total_loss
 from jaxlm.parallel.activations import constrain
 from jaxlm.parallel.checksums import checksum
 from jaxlm.parallel.compiler import compiler_options
@@ -47,23 +48,95 @@ class TrainState(NamedTuple):
         return self.average or self.params
 
 
+class Update(NamedTuple):
+    """The update of a run's state and the shapes of that state: what is known of a program before it is compiled."""
+
+    optimizer: optax.GradientTransformation
+    schedule: optax.Schedule
+    """Learning rate by the number of updates."""
+    frozen_params: tuple[str, ...]
+    """Patterns of names of parameters that are not trained."""
+    average: float
+    """See `OptimizerConfig.average`."""
+    shapes: TrainState
+
+    @classmethod
+    def of(
+        cls, objective: Objective, train: TrainConfig, optimizer: OptimizerConfig, mesh: Mesh,
+        schedule_span: tuple[int, int] | None = None,
+    ) -> Update:
+        """Return the update of an objective, which need not be bound; see `Program`."""
+        check_batch(train.batch_size, train.accumulate, mesh, objective.row_group)
+        after, steps = schedule_span or (0, train.steps)
+        optimizer, model = optimizer.with_warmup(steps), objective.model
+        frozen_params = (*objective.frozen_params, *optimizer.freeze)
+        transformation = make_optimizer(
+            optimizer, steps, model.input_params, frozen_params, model.decay_above_layers, after
+        )
+        schedule = make_schedule(optimizer, steps, after)
+
+        def state(key: jax.Array) -> TrainState:
+            params, memory = objective.init(key), objective.initial_memory(train.batch_size)
+            return new_state(params, memory, transformation, optimizer.average)
+
+        shapes = jax.eval_shape(state, jax.random.key(0))
+        _check_patterns(optimizer.freeze, shapes.params)
+        if optimizer.name == "muon" and "muon" not in jax.tree.leaves(muon_labels(shapes.params)):
+            raise UserError(
+                f"optimizer.name muon is for the kernels of stacked layers, which {type(model).__name__} has none of; "
+                "choose adamw, or another one."
+            )
+        return cls(transformation, schedule, frozen_params, optimizer.average, shapes)
+
+
+def new_state(params: Params, memory: Memory, optimizer: optax.GradientTransformation, average: float) -> TrainState:
+    """Return the state of step 0."""
+    state = TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), memory)
+    return state._replace(average=params) if average else state
+
+
+def check_program(experiment: Experiment, mesh: Mesh) -> None:
+    """Raise the UserErrors of the run's `Program` and of its phases, before hours of preparing text.
+
+    Nothing is compiled, and the number of steps may still depend on the text.
+    """
+    if experiment.train.steps is None:
+        experiment = with_value(experiment, "train.steps", experiment.phases[-1].after + 1)
+
+    def shapes(e: Experiment, schedule_span: tuple[int, int] | None = None) -> TrainState:
+        return Update.of(e.objective, e.train, e.optimizer, mesh, schedule_span).shapes
+
+    of_run = shapes(experiment)
+    for phase in experiment.phases:
+        with phase.named():
+            if phase.changes:
+                _require_same_state(phase, shapes(phase.experiment, phase.schedule_span()), of_run)
+
+
+def _require_same_state(phase: Phase, shapes: TrainState, of_run: TrainState) -> None:
+    """Raise UserError if a phase changes the shapes of the run's state."""
+    if jax.tree.flatten(shapes) != jax.tree.flatten(of_run):
+        raise UserError(f"{', '.join(phase.changes)} would change the parameters or what the optimizer stores of them, "
+                        "which a phase cannot; begin another run with --init-from.")
+
+
 class Program:
     """Steps of an experiment on a mesh. `shapes` and `shardings` are those of the TrainState."""
 
     def __init__(
-        self, objective: Objective, train: TrainConfig, optimizer: OptimizerConfig, mesh: Mesh,
-        constants: Constants = (), phases: Sequence[Phase] = (), schedule_span: tuple[int, int] | None = None,
+        self, objective: Bound, train: TrainConfig, optimizer: OptimizerConfig, mesh: Mesh,
+        phases: Sequence[Phase] = (), schedule_span: tuple[int, int] | None = None, run: Program | None = None,
     ) -> None:
         """Build the jitted steps.
 
         Args:
-            objective: The objective, bound to a vocabulary.
+            objective: The objective. Its constants are arrays on the host, or shapes.
             train: Batch size, seed and number of steps.
             optimizer: The optimizer and its schedule.
             mesh: Devices of the program.
-            constants: Arrays that the loss reads and that are not updated (see `Objective.load_constants`), or shapes.
             phases: Phases of the run, whose programs `at` returns.
             schedule_span: Number of updates before the schedule, and of its steps; by default it has all `train.steps`.
+            run: For a phase, the program of its run: the same constants and, but for the model, the same evaluation.
 
         Raises:
             UserError: The batch does not divide over the mesh, a pattern of `optimizer.freeze` matches nothing, or muon
@@ -71,37 +144,24 @@ class Program:
         """
         if train.replay_every:
             train = dataclasses.replace(train, deterministic=True)
-        check_batch(train.batch_size, train.accumulate, mesh, objective.row_group)
-        self.objective, self.mesh, self.train = objective, mesh, train
-        self.eval_objective, self._phases = objective, phases
+        self.objective, self.mesh, self.train, self._phases = objective, mesh, train, phases
         self._programs: dict[int, Program] = {}
-        after, steps = schedule_span or (0, train.steps)
-        optimizer = optimizer.with_warmup(steps)
-        self.schedule = make_schedule(optimizer, steps, after)
-        self.frozen_params = (*objective.frozen_params, *optimizer.freeze)
-        self.average = optimizer.average
         self._counts_flops = not optimizer.freeze  # a step may leave out the backward pass of frozen layers
-        model = objective.model
-        self.optimizer = make_optimizer(
-            optimizer, steps, model.input_params, self.frozen_params, model.decay_above_layers, after
+        self.optimizer, self.schedule, self.frozen_params, self.average, self.shapes = Update.of(
+            objective, train, optimizer, mesh, schedule_span
         )
-        self.shapes: TrainState = jax.eval_shape(lambda key: self._init_state(objective.init(key)), jax.random.key(0))
-        _check_patterns(optimizer.freeze, self.shapes.params)
-        if optimizer.name == "muon" and "muon" not in jax.tree.leaves(muon_labels(self.shapes.params)):
-            raise UserError(
-                f"optimizer.name muon is for the kernels of stacked layers, which {type(model).__name__} has none of; "
-                "choose adamw, or another one."
-            )
         rows_sharded = jax.tree.map(lambda _: batch_sharding(mesh), self.shapes.memory)
         self.shardings: TrainState = shardings(self.shapes, mesh)._replace(memory=rows_sharded)
-        self.constants = jax.tree.map(
+        self.constants = run.constants if run else jax.tree.map(
             lambda leaf, sharding: leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.device_put(leaf, sharding),
-            constants, shardings(constants, mesh),
+            objective.constants, shardings(objective.constants, mesh),
         )
         self.compiler_options = compiler_options(mesh, train.deterministic)
         self._replicate = jax.jit(lambda params: params, out_shardings=replicated(mesh))
         self.train_step, self.replay_step = make_train_step(self), make_train_step(self, replay=True)
-        self.eval_step = make_eval_step(self)
+        self.eval_objective = dataclasses.replace(run.objective, model=objective.model) if run else objective
+        is_evaluated_alike = run is not None and run.objective.model == objective.model
+        self.eval_step = run.eval_step if is_evaluated_alike else make_eval_step(self)
 
     def at(self, step: int) -> Program:
         """Return the program of a step, counted from 1, on the same state; each phase's is built at its first step.
@@ -122,13 +182,10 @@ class Program:
         check_batch(e.train.batch_size, e.train.accumulate, self.mesh, e.objective.row_group)
         if not phase.sets("objective.", "optimizer.", "train.accumulate"):
             return self  # jit compiles its step for every shape
-        program = Program(e.objective, e.train, e.optimizer, self.mesh, self.constants, (), phase.schedule_span())
-        if jax.tree.flatten(program.shapes) != jax.tree.flatten(self.shapes):
-            raise UserError(f"{', '.join(phase.changes)} would change the parameters or what the optimizer stores of "
-                            "them, which a phase cannot; begin another run with --init-from.")
-        program.eval_objective = dataclasses.replace(self.objective, model=e.objective.model)
-        if not phase.sets("objective.model."):
-            program.eval_step = self.eval_step
+        program = Program(
+            e.objective, e.train, e.optimizer, self.mesh, schedule_span=phase.schedule_span(), run=self
+        )
+        _require_same_state(phase, program.shapes, self.shapes)
         return program
 
     def init_params(self, seed: int) -> Params:
@@ -143,16 +200,15 @@ class Program:
         They are copied, since a step reuses the memory of its state and a student may begin with its teacher's arrays.
         """
         params = jax.device_put(params, self.shardings.params)
-        return jax.jit(self._init_state, out_shardings=self.shardings)(params)
+        def state(params: Params) -> TrainState:
+            memory = self.objective.initial_memory(self.train.batch_size)
+            return new_state(params, memory, self.optimizer, self.average)
+
+        return jax.jit(state, out_shardings=self.shardings)(params)
 
     def local_params(self, params: Params) -> Params:
         """Return the parameters as arrays of this process's first device."""
         return jax.tree.map(lambda leaf: leaf.addressable_data(0), self._replicate(params))
-
-    def _init_state(self, params: Params) -> TrainState:
-        memory = self.objective.initial_memory(self.train.batch_size)
-        state = TrainState(jnp.zeros((), jnp.int32), params, self.optimizer.init(params), memory)
-        return state._replace(average=params) if self.average else state
 
     def initial_memory(self) -> Memory:
         """Return the initial recurrence memory of a stream, on its devices."""
@@ -175,7 +231,7 @@ class Program:
 
     def step_flops(self, length: int, rows: int) -> float:
         """Return the FLOPs of a training step, 0 if not counted; see `Objective.step_flops`."""
-        return self._counts_flops * self.objective.with_constants(self.constants).step_flops(length, rows)
+        return self._counts_flops * self.objective.step_flops(length, rows)
 
     def lower(self, batch: Batch) -> Any:
         """Return the train step lowered for a batch of shapes, without any arrays."""
@@ -286,7 +342,7 @@ def _opaque_copies(
 
 
 def gradients(
-    objective: Objective, params: Params, example: Example, memory: Memory, key: jax.Array, num_microbatches: int = 1,
+    objective: Bound, params: Params, example: Example, memory: Memory, key: jax.Array, num_microbatches: int = 1,
     frozen_params: Sequence[str] = (),
 ) -> tuple[Params, Terms, Memory]:
     """Return the gradients of the loss, zero for frozen parameters, its terms and the memory for the next batch.
@@ -331,7 +387,7 @@ def gradients(
 
 
 def _part_gradients(
-    objective: Objective, params: Params, example: Example, memory: Memory, key: jax.Array,
+    objective: Bound, params: Params, example: Example, memory: Memory, key: jax.Array,
     weights: Mapping[str, jax.Array] | None, frozen_params: Sequence[str],
 ) -> tuple[Params, Terms, Memory]:
     """Return the part of `gradients` of one microbatch, given the weights of the whole batch; None if it is that."""

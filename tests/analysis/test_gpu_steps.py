@@ -21,6 +21,7 @@ from jaxlm.analysis.step import open_stand_in
 from jaxlm.cli import main
 from jaxlm.config.presets import load_preset, preset_files
 from jaxlm.objectives.base import Constants, Objective, PretrainedModel
+from jaxlm.tokenizers.vocabulary import Vocabulary
 
 pytestmark = [
     pytest.mark.slow,
@@ -71,13 +72,13 @@ def planned(preset: str, topology: str, layers: int | None = None, **changes: An
     return plan(session if layers is None else with_layers(session, layers), topology)
 
 
-def constants(objective: Objective) -> Constants:
+def constants(objective: Objective, vocabulary: Vocabulary) -> Constants:
     """Return the shapes of an objective's constants: those of a teacher are a BERT-Mini's."""
     def teacher(_: str) -> PretrainedModel:
-        own = load_preset("bert_mini").objective.bind(objective.vocabulary, 128)
+        own = load_preset("bert_mini").objective.bind(vocabulary, 128)
         return PretrainedModel(own, jax.eval_shape(own.init, jax.random.key(0)))
 
-    return objective.constant_shapes(teacher)
+    return objective.constant_shapes(vocabulary, teacher)
 
 
 def attention(found: Plan) -> dict[str, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from typing import Any
 
 import pytest
 
@@ -16,6 +15,9 @@ from jaxlm.config.json import CLASS_BY_NAME, differences, flatten, from_json, to
 from jaxlm.errors import UserError
 from jaxlm.fields import Setting, check_ranges, field
 from jaxlm.objectives.base import Objective
+from jaxlm.objectives.self_contrastive import SelfContrastive
+from jaxlm.tasks.contrastive import Contrastive
+from jaxlm.tokenizers.vocabulary import Vocabulary
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,10 +44,9 @@ class Learn(Objective):
     model: Model = field(Model(), weights=True)
     rate: float = 0.15
     cache: str = field("", path=True)
-    vocabulary: Any = field(None, bound=True)
 
 
-BOUND = Experiment(objective=Learn(vocabulary=object()))
+BOUND = Experiment(objective=Learn().bind_unchecked(Vocabulary.stand_in(160)))
 
 
 @pytest.fixture(autouse=True)
@@ -81,13 +82,23 @@ def test_ranges_have_open_and_closed_ends():
 
 
 def test_json_has_neither_bound_fields_nor_paths():
-    changed = dataclasses.replace(BOUND, objective=Learn(cache="/elsewhere", rate=0.2, vocabulary=object()))
+    objective = Learn(cache="/elsewhere", rate=0.2).bind_unchecked(Vocabulary.stand_in(170))
+    changed = dataclasses.replace(BOUND, objective=objective)
     value = to_json(changed)
     assert set(value["objective"]) == {"type", "model", "rate"}
     back = from_json(value | {"objective": value["objective"] | {"cache": "/elsewhere"}})
     assert back == Experiment(objective=Learn(rate=0.2)), "a path of another machine is not taken either"
     with pytest.raises(UserError, match="has a field 'vocabulary' that Learn does not have"):
         from_json({"type": "Learn", "vocabulary": 3})
+
+
+def test_the_contrastive_objective_of_older_runs_is_that_of_rows_or_of_text():
+    shared = to_json(SelfContrastive(temperature=0.1, keep_rate=0.3))
+    of_rows = {"criterion": "info-nce", "negatives": 0, "query_prompt": "", "passage_prompt": ""}
+    old = shared | of_rows | {"type": "Contrastive"}
+    assert from_json(old | {"positives": "rows", "negatives": 2}) == Contrastive(temperature=0.1, negatives=2)
+    of_text = SelfContrastive(temperature=0.1, keep_rate=0.3, positives="cloze")
+    assert from_json(old | {"positives": "cloze"}) == of_text == from_json(to_json(of_text))
 
 
 def test_differences_are_named():

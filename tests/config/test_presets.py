@@ -148,10 +148,9 @@ def test_a_tiny_preset_trains_in_bfloat16(name, tmp_path):
         own = preset("bert_mini").objective.bind(vocabulary, 32)
         return PretrainedModel(own, jax.jit(own.init)(jax.random.key(1)))
 
-    constants = objective.load_constants(teacher)
-    program = Program(
-        objective, experiment.train, experiment.optimizer, make_mesh(experiment.mesh, jax.devices()[:1]), constants
-    )
+    constants = objective.load_constants(objective.vocabulary, teacher)
+    objective, mesh = objective.with_constants(constants), make_mesh(experiment.mesh, jax.devices()[:1])
+    program = Program(objective, experiment.train, experiment.optimizer, mesh)
     batch = experiment.data.synthetic(4, objective.row_format(length), vocabulary)
     state, terms = program.train_step(program.init_state(program.init_params(0)), batch, constants)
     assert int(state.step) == 1 and np.isfinite(float(terms["loss"].total))

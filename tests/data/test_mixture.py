@@ -66,7 +66,7 @@ def test_a_block_has_exactly_its_quotas(mixed, small_blocks, packing):
         rows = np.concatenate([batches.batch(step).tokens for step in range(8 * block, 8 * block + 8)])
         assert tuple(collections.Counter(sources_of(rows))[name] for name in "amz") == batches.quotas
     assert sum(batches.quotas) == 32
-    lengths = [part.rows.mean_length for part in batches.parts.values()]
+    lengths = [part.table.mean_length for part in batches.parts.values()]
     tokens = np.array(batches.quotas) * lengths
     assert np.abs(tokens - np.array([0.5, 0.3, 0.2]) * tokens.sum()).max() <= 2 * max(lengths)
 
@@ -140,10 +140,10 @@ def test_documents_of_two_sources_have_different_numbers(mixed, stores):
 def test_mean_lengths_are_those_of_the_rows(stores):
     for store, packing, length in itertools.product(stores.values(), PACKINGS, (5, 8, 30)):
         batches = store.batches("train", 1, RowFormat(packing, length), 0)
-        real = batches.rows.read(np.arange(batches.num_rows)).segment_ids > 0
+        real = batches.table.read(np.arange(batches.num_rows)).segment_ids > 0
         # What a packed row drops at the end of the text, or has more of an end's room, is part of a document.
         error = 0 if packing != "packed-room" else length / batches.num_rows
-        assert abs(batches.rows.mean_length - real.sum(axis=1).mean()) <= error + 1e-9, (packing, length)
+        assert abs(batches.table.mean_length - real.sum(axis=1).mean()) <= error + 1e-9, (packing, length)
 
 
 @settings(max_examples=50, deadline=None)
@@ -208,7 +208,7 @@ def test_draws_and_epochs_are_told(mixed):
     lines = describe_draws([(batches, 400), (batches, 200)])
     part = batches.parts["z"]
     epochs = (batches.drawn(400)["z"] + batches.drawn(200)["z"]) / part.num_rows
-    tokens = {name: (batches.drawn(400)[name] + batches.drawn(200)[name]) * batches.parts[name].rows.mean_length
+    tokens = {name: (batches.drawn(400)[name] + batches.drawn(200)[name]) * batches.parts[name].table.mean_length
               for name in "amz"}
     share = tokens["z"] / sum(tokens.values())
     assert epochs > 4 and len(lines) == 3

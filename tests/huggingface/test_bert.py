@@ -74,7 +74,7 @@ def our_objective(name: str, tokenizer: Tokenizer, next_sentence: bool = True) -
         max_positions=c["max_position_embeddings"], type_vocab_size=c["type_vocab_size"], norm_eps=c["layer_norm_eps"],
     )
     input_format = "next-sentence" if next_sentence else "document"
-    return MaskedLM(model=model, input_format=input_format, vocabulary=tokenizer.vocabulary)
+    return MaskedLM(model=model, input_format=input_format).bind_unchecked(tokenizer.vocabulary)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

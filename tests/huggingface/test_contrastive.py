@@ -16,9 +16,9 @@ from jaxlm.huggingface import ModelCard, export_folder
 from jaxlm.huggingface.sentence_transformers import read
 from jaxlm.inference.embed import embed
 from jaxlm.objectives.base import PretrainedModel
-from jaxlm.objectives.contrastive import Contrastive
 from jaxlm.runs.load import load_model
 from jaxlm.runs.model import load_trained
+from jaxlm.tasks.contrastive import Contrastive
 from tests.huggingface.support import read_json
 from tests.huggingface.test_tasks import MODELS, Bert, Deberta, ElectraEncoder, Gpt2, ModernBert, Xlnet
 from tests.huggingface.test_tasks import tokenizer as bpe  # noqa: F401 - a fixture
@@ -36,7 +36,7 @@ TEXTS = ["the tree", "ak", "bks the tree, lb as a tree then and then", "a " * 60
     (Xlnet, dict(pooling="cls"), "XLNetModel"),
 ])
 def test_the_folder_gives_our_vectors(model, fields, architecture, bpe, tmp_path):  # noqa: F811
-    objective = Contrastive(model=MODELS[model].for_vocabulary(bpe.vocabulary), **fields, vocabulary=bpe.vocabulary)
+    objective = Contrastive(model=MODELS[model].for_vocabulary(bpe.vocabulary), **fields).bind_unchecked(bpe.vocabulary)
     params = random_params(objective, 0)
     vectors = objective.vectors(30)
     out = export_folder(tmp_path / "out", objective, params, bpe, ModelCard(), max_length=30, vectors=vectors)

@@ -102,7 +102,7 @@ def test_imported_logits(legacy, tmp_path, vocab_file):
 
 
 def test_exported_logits(tmp_path, tokenizer):
-    objective = MaskedLM(model=Deberta(**SIZES), input_format="document", vocabulary=tokenizer.vocabulary)
+    objective = MaskedLM(model=Deberta(**SIZES), input_format="document").bind_unchecked(tokenizer.vocabulary)
     objective = objective.bind(tokenizer.vocabulary, 40)
     params = random_params(objective, 1)
     out = export_folder(tmp_path / "out", objective, params, tokenizer, ModelCard())

@@ -27,7 +27,7 @@ from jaxlm.models.base import Inputs
 from jaxlm.models.bert import Bert
 from jaxlm.models.distilbert import Distilbert
 from jaxlm.models.layers.stack import unstack
-from jaxlm.objectives.base import PretrainedModel, total_loss
+from jaxlm.objectives.base import PretrainedModel, class_of, total_loss
 from jaxlm.objectives.distillation import Distillation
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
@@ -79,7 +79,7 @@ def test_imported_logits(name, tmp_path, vocab_file):
     theirs = torch_distilbert(name)
     imported = import_folder(save_torch(theirs, tmp_path / "hf", vocab_file))
     assert not imported.fresh
-    assert type(imported.objective) is MaskedLM and type(imported.objective.model) is Distilbert
+    assert class_of(imported.objective) is MaskedLM and type(imported.objective.model) is Distilbert
     for length, padded in LENGTHS:
         assert difference(imported.objective, imported.params, theirs, length, padded) < TOLERANCE
     # Exported again, every tensor is unchanged.
@@ -160,12 +160,10 @@ def test_twenty_steps_of_distillation_as_in_pytorch():
     objective = Distillation(model=Distilbert(num_layers=2, **sizes), teacher="it")
     objective = objective.bind(vocabulary, length, Statistics(np.arange(160), 0.0))
     optimizer = OptimizerConfig(learning_rate=0.01, warmup_steps=5)
-    constants = objective.load_constants(lambda path: teacher)
-    program = Program(
-        objective, TrainConfig(steps=steps, batch_size=count, seed=3), optimizer,
-        make_mesh(MeshConfig(), jax.devices()[:1]), constants,
-    )
-    state = program.init_state(objective.with_constants(constants).merge_pretrained(program.init_params(0), None))
+    constants = objective.load_constants(objective.vocabulary, lambda path: teacher)
+    objective, mesh = objective.with_constants(constants), make_mesh(MeshConfig(), jax.devices()[:1])
+    program = Program(objective, TrainConfig(steps=steps, batch_size=count, seed=3), optimizer, mesh)
+    state = program.init_state(objective.merge_pretrained(program.init_params(0), None))
     (own,), (other,) = family_of(objective).models(objective), family_of(taught).models(taught)
     student = load_into(transformers.DistilBertForMaskedLM(transformers.DistilBertConfig(**own.config)), own.table,
                         state.params).train()

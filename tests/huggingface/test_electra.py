@@ -46,7 +46,7 @@ CONFIGS = {
 
 def objective_of(name: str, tokenizer, **changes) -> ReplacedTokens:
     model = Electra(**(CONFIGS[name] | {"vocab_size": len(VOCAB)} | changes))
-    return ReplacedTokens(model=model, vocabulary=tokenizer.vocabulary)
+    return ReplacedTokens(model=model).bind_unchecked(tokenizer.vocabulary)
 
 
 def random_params(objective: ReplacedTokens, seed: int):

@@ -28,7 +28,7 @@ from jaxlm.huggingface.family import Source
 from jaxlm.huggingface.t5 import FIELDS
 from jaxlm.models.base import Inputs
 from jaxlm.models.layers.stack import call
-from jaxlm.objectives.base import PretrainedModel
+from jaxlm.objectives.base import PretrainedModel, class_of
 from jaxlm.objectives.span_corruption import SpanCorruption
 from jaxlm.tasks.classification import Classification
 from jaxlm.tokenizers.tokenizer import Tokenizer
@@ -400,7 +400,7 @@ def test_tasks_of_robertas_relatives(family, tmp_path):
     (camembert if family == "Camembert" else xlm_roberta)(tmp_path)
     save_model(tmp_path, family, f"{family}ForSequenceClassification", pad_token_id=1, type_vocab_size=1, num_labels=3)
     loaded = import_folder(tmp_path)
-    assert type(loaded.objective) is Classification and len(loaded.objective.labels) == 3 and not loaded.fresh
+    assert class_of(loaded.objective) is Classification and len(loaded.objective.labels) == 3 and not loaded.fresh
     config = read_json(tmp_path / "config.json") | {"id2label": {"0": "A", "1": "B", "2": "A"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match=r"config.json: id2label has the name 'A' 2 times; give each class a name"):

@@ -122,7 +122,7 @@ def test_the_pipeline_gives_our_predictions(bert_run, tmp_path):
 
 @pytest.mark.slow
 def test_the_pipeline_gives_a_decoders_predictions(bpe, tmp_path):  # noqa: F811
-    objective = CausalLM(model=MODELS[Gpt2].for_vocabulary(bpe.vocabulary), vocabulary=bpe.vocabulary)
+    objective = CausalLM(model=MODELS[Gpt2].for_vocabulary(bpe.vocabulary)).bind_unchecked(bpe.vocabulary)
     start = export_folder(tmp_path / "hf", objective, random_params(objective, 0), bpe, ModelCard())
     texts = [(f"{a}{b}s the tree, " * count + "then", "yes" if count > 1 else "no")
              for count, (a, b) in enumerate(["ak", "bl", "cm", "dn"])]

@@ -77,7 +77,7 @@ def our_objective(name: str, tokenizer: Tokenizer) -> CausalLM:
         max_positions=size["n_positions"], activation=size["activation_function"],
         norm_eps=size.get("layer_norm_epsilon", 1e-5),
     )
-    return CausalLM(model=model, vocabulary=tokenizer.vocabulary)
+    return CausalLM(model=model).bind_unchecked(tokenizer.vocabulary)
 
 
 BATCHES = [(7, False), (7, True), (33, True)]

@@ -23,7 +23,7 @@ from jaxlm.cli import main
 from jaxlm.data.labelled import LabelledSource
 from jaxlm.errors import UserError
 from jaxlm.huggingface import ModelCard, export_folder
-from jaxlm.objectives.base import total_loss
+from jaxlm.objectives.base import class_of, total_loss
 from jaxlm.runs.model import load_trained
 from jaxlm.tasks.base import Answer
 from jaxlm.tasks.classification import Classification
@@ -69,7 +69,7 @@ def test_losses_and_scores_are_those_of_sentence_transformers(model, architectur
     scores = theirs.predict(PAIRS)
     assert theirs.num_labels == 1 and np.ptp(scores) > 0.05
     trained = load_trained(out)  # the folder is imported as a reranker, with its classifier
-    assert type(trained.objective) is Rerank and not trained.fresh
+    assert class_of(trained.objective) is Rerank and not trained.fresh
     assert trained.path == str(out) and jax.tree.all(jax.tree.map(np.array_equal, trained.params, params))
     np.testing.assert_allclose(trained.score_pairs(PAIRS), scores, atol=1e-5)
     long = [("or the gq " * 9, "hr lb as fp " * size) for size in (9, 6)]  # the spare token of an odd length
@@ -85,10 +85,10 @@ def test_losses_and_scores_are_those_of_sentence_transformers(model, architectur
     del config["sentence_transformers"]
     (tmp_path / "saved" / "config.json").write_text(json.dumps(config))
     saved = load_trained(tmp_path / "saved")
-    assert type(saved.objective) is Rerank and not saved.fresh
+    assert class_of(saved.objective) is Rerank and not saved.fresh
     (tmp_path / "saved" / "config_sentence_transformers.json").unlink()  # a folder of Transformers alone
     alone = load_trained(tmp_path / "saved")
-    assert type(alone.objective) is Classification
+    assert class_of(alone.objective) is Classification
     np.testing.assert_allclose(alone.score_pairs(PAIRS), scores, atol=1e-5)
 
     source = LabelledSource(bpe, {"held_out": records(tmp_path)}, False)
@@ -183,6 +183,6 @@ def test_refusals(bpe, tmp_path):  # noqa: F811
     data = TextGroups(source=str(write(tmp_path / "rows.jsonl", ROWS[2:])), held_out=0.0)
     task = Rerank(model=MODELS[Bert]).bind(bpe.vocabulary, LENGTH)
     with pytest.raises(UserError, match=r"has no hard negatives; name their columns with --data.negative-fields"):
-        task.with_rows(data.open(bpe), data)
+        task.with_labels_of(data.open(bpe), data)
     with pytest.raises(UserError, match="writes no text"):
         task.as_text(records(tmp_path)[0])

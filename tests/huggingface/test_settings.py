@@ -19,12 +19,13 @@ from jaxlm.errors import UserError
 from jaxlm.huggingface import ModelCard, export_folder, import_folder
 from jaxlm.huggingface.sentence_transformers import read
 from jaxlm.objectives.causal_lm import CausalLM
-from jaxlm.objectives.contrastive import Contrastive
 from jaxlm.objectives.masked_lm import MaskedLM
+from jaxlm.objectives.self_contrastive import SelfContrastive
 from jaxlm.runs.load import load_model
 from jaxlm.runs.model import load_trained
 from jaxlm.runs.resolve import resolve
 from jaxlm.tasks.classification import Classification
+from jaxlm.tasks.contrastive import Contrastive
 from jaxlm.tasks.rerank import Rerank
 from jaxlm.types import FolderSettings, Vectors
 from tests.huggingface.support import read_json
@@ -42,7 +43,7 @@ def change(file, **values):
 
 
 def folder_of(kind, model, bpe, out, **options):  # noqa: F811
-    objective = kind(model=MODELS[model].for_vocabulary(bpe.vocabulary), vocabulary=bpe.vocabulary)
+    objective = kind(model=MODELS[model].for_vocabulary(bpe.vocabulary)).bind_unchecked(bpe.vocabulary)
     return export_folder(out, objective, random_params(objective, 0), bpe, ModelCard(), **options)
 
 
@@ -99,7 +100,7 @@ def test_training_of_vectors_begins_with_their_settings(sentence_folder):
     assert (flagged.pooling, flagged.query_prompt, flagged.passage_prompt) == ("mean", "", "a ")
     own = Contrastive(query_prompt="lb ", pooling="last").with_pretrained_model(source)  # the user's own preset
     assert (own.pooling, own.query_prompt) == ("last", "lb ")
-    assert Contrastive(positives="dropout").with_pretrained_model(source).query_prompt == ""
+    assert SelfContrastive().with_pretrained_model(source).pooling == "cls"
     trained = FolderSettings.from_json(json.loads(json.dumps(source.settings.to_json())))
     assert trained == source.settings
     trained = trained.after_training(flagged.vectors(30), -1).vectors

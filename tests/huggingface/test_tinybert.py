@@ -18,7 +18,7 @@ from jaxlm.errors import UserError
 from jaxlm.huggingface import ModelCard, export_folder, import_folder
 from jaxlm.models.base import Inputs
 from jaxlm.models.bert import Bert
-from jaxlm.objectives.base import PretrainedModel, total_loss
+from jaxlm.objectives.base import PretrainedModel, class_of, total_loss
 from jaxlm.objectives.layer_distillation import LayerDistillation
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -75,8 +75,9 @@ def test_loss_is_the_formula_over_their_states(tmp_path, vocab_file):
     small, ours = loaded("student", hidden_size=16, num_hidden_layers=2)
     quiet = dataclasses.replace(ours.objective.model, dropout=0.0, attention_dropout=0.0)
     objective = LayerDistillation(model=quiet, teacher="somewhere", teacher_hidden_size=24)
-    objective = objective.bind(dataclasses.replace(ours.tokenizer.vocabulary, preserve_rows=True), LENGTH)
-    frozen = objective.load_constants(lambda path: PretrainedModel(theirs.objective, theirs.params))
+    vocabulary = dataclasses.replace(ours.tokenizer.vocabulary, preserve_rows=True)
+    objective = objective.bind(vocabulary, LENGTH)
+    frozen = objective.load_constants(vocabulary, lambda path: PretrainedModel(theirs.objective, theirs.params))
     rng = np.random.default_rng(0)
     kernel, bias = (rng.normal(size=shape).astype(np.float32) for shape in ((16, 24), (24,)))
     params = {name: ours.params[name] for name in ("embeddings", "encoder")}
@@ -118,7 +119,7 @@ def test_rows_are_berts():
 
 def test_the_teacher_gets_no_gradient():
     objective = student()
-    loaded = objective.load_constants(lambda path: teacher())
+    loaded = objective.load_constants(objective.vocabulary, lambda path: teacher())
     assert set(loaded.params) == {"embeddings", "encoder"}
     inputs = batch(objective.model, LENGTH, True)
     example = {name: jnp.asarray(value, jnp.int32) for name, value in inputs.items()}
@@ -150,7 +151,7 @@ def test_export_is_a_bert_without_the_projection(tmp_path, tokenizer):
     assert np.abs(real(ours, inputs) - expected).max() < 1e-4
     # It is imported as a BERT with a fresh head, for more training or fine-tuning.
     imported = import_folder(out)
-    assert type(imported.objective) is MaskedLM and imported.fresh == ("mlm_head",)
+    assert class_of(imported.objective) is MaskedLM and imported.fresh == ("mlm_head",)
     jax.tree.map(np.testing.assert_array_equal, imported.params["encoder"], params["encoder"])
 
 
@@ -180,5 +181,5 @@ def test_unsuitable_teachers_are_refused(layers, changes, words):
     loaded = PretrainedModel(MaskedLM(model=Bert(**(SIZES | dict(num_layers=2, hidden_size=24) | changes))).bind(
         VOCABULARY, LENGTH), teacher().params)
     with pytest.raises(UserError, match=words) as error:
-        student(layers).load_constants(lambda path: loaded)
+        student(layers).load_constants(VOCABULARY, lambda path: loaded)
     assert "\n" not in str(error.value)

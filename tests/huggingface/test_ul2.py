@@ -15,6 +15,7 @@ from jaxlm.config.presets import load_config
 from jaxlm.huggingface import ModelCard, export_folder, import_folder
 from jaxlm.inference.generate import generate
 from jaxlm.models.t5 import T5
+from jaxlm.objectives.base import class_of
 from jaxlm.objectives.mixture_of_denoisers import MODES, MixtureOfDenoisers
 from jaxlm.objectives.span_corruption import SpanCorruption
 from jaxlm.tokenizers.tokenizer import Tokenizer
@@ -58,7 +59,7 @@ def test_exported_model_generates_the_same_text(text, tmp_path):
         assert generate(objective, params, [ids], max_new_tokens=8) == [expected[1:]]
     # The class does not say what it was trained for: it comes back as the model's own objective.
     imported = import_folder(out)
-    assert type(imported.objective) is SpanCorruption and imported.objective.model == objective.model
+    assert class_of(imported.objective) is SpanCorruption and imported.objective.model == objective.model
     jax.tree.map(np.testing.assert_array_equal, imported.params, params)
 
 

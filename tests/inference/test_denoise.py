@@ -71,7 +71,7 @@ def table() -> np.ndarray:
 @functools.cache
 def counts(**options) -> np.ndarray:
     """Return how often each pair of tokens was sampled."""
-    objective = MaskedDiffusion(model=TwoTokens(), vocabulary=V)
+    objective = MaskedDiffusion(model=TwoTokens()).bind_unchecked(V)
     loaded = PretrainedModel(objective, {"table": jnp.asarray(table())}, Numbers())
     found = denoise(loaded, [[V.cls, V.mask, V.mask, V.sep]] * ROWS, Settings(temperature=1.0, **options))
     pairs = np.array([answer.ids for answer in found]) - 7

@@ -39,8 +39,7 @@ def test_sentence_transformers_gives_our_vectors(model, pooling, bpe, tmp_path):
     from jaxlm.objectives.permutation_lm import PermutationLM
 
     kind = {Bert: MaskedLM, Gpt2: CausalLM, Xlnet: PermutationLM}[model]
-    objective = kind(model=MODELS[model], vocabulary=bpe.vocabulary)
-    objective = kind(model=objective.model.for_vocabulary(bpe.vocabulary), vocabulary=bpe.vocabulary)
+    objective = kind(model=MODELS[model].for_vocabulary(bpe.vocabulary)).bind_unchecked(bpe.vocabulary)
     params = random_params(objective, 0)
     vectors = Vectors(pooling, 30, model is Bert)
     out = export_folder(tmp_path / "out", objective, params, bpe, ModelCard(), vectors=vectors)
@@ -79,7 +78,7 @@ def test_a_sentence_transformers_folder_sets_the_pooling(tmp_path, capsys):
 
 def test_word_vectors_are_looked_up_and_layers_of_elmo_averaged(tokenizer):  # noqa: F811
     v = tokenizer.vocabulary
-    objective = SkipGram(model=Word2Vec(vocab_size=v.size, hidden_size=6), vocabulary=v)
+    objective = SkipGram(model=Word2Vec(vocab_size=v.size, hidden_size=6)).bind_unchecked(v)
     params = jax.tree.map(jnp.asarray, random_params(objective, 0))
     table = np.asarray(objective.model.vectors(params))
     ids = tokenizer.encode("cat sat")
@@ -89,7 +88,7 @@ def test_word_vectors_are_looked_up_and_layers_of_elmo_averaged(tokenizer):  # n
     np.testing.assert_allclose(long, found[1:], atol=1e-5)
 
     model = Elmo(vocab_size=v.size, hidden_size=4, cell_size=8, filter_widths=2, num_highways=1)
-    elmo = BidirectionalLM(model=model, vocabulary=v)
+    elmo = BidirectionalLM(model=model).bind_unchecked(v)
     # A text's vector does not depend on what is beside it.
     params = random_params(elmo, 0)
     both = embed(PretrainedModel(elmo, params, tokenizer), ["cat", "the dog sat on the mat"])

@@ -135,7 +135,7 @@ def test_flops_count_the_band_in_every_second_layer():
 
 def test_dense_models_are_exported_as_gpt2_and_banded_ones_refused(tmp_path, tokenizer):  # noqa: F811
     model = dataclasses.replace(SMALL, vocab_size=tokenizer.vocabulary.size, band=0)
-    objective = CausalLM(model=model, plain_stream=True, vocabulary=tokenizer.vocabulary)
+    objective = CausalLM(model=model, plain_stream=True).bind_unchecked(tokenizer.vocabulary)
     weights = random_params(model)
     export_folder(tmp_path / "out", objective, weights, tokenizer, ModelCard())
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()

@@ -99,7 +99,7 @@ def constants(name: str) -> Constants:
     def load(_: str) -> PretrainedModel:
         return PretrainedModel(bound("masked"), jax.tree.map(jnp.asarray, random_params(bound("masked"), 5)))
 
-    return bound(name).load_constants(load)
+    return bound(name).load_constants(VOCABULARY, load)
 
 
 def text(objective: Objective, seed: int = 0) -> TokenBatch:
@@ -133,7 +133,7 @@ def program(name: str, num_microbatches: int) -> Program:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "make_optimizer", lambda *_: KEEP)
         mesh = make_mesh(MeshConfig(1), jax.devices()[:1])
-        return Program(bound(name), train, OptimizerConfig(), mesh, constants(name))
+        return Program(bound(name).with_constants(constants(name)), train, OptimizerConfig(), mesh)
 
 
 @functools.cache

@@ -29,7 +29,7 @@ COUNTS = np.random.default_rng(0).permutation(150)
 OBJECTIVE = BidirectionalLM(
     model=Elmo(hidden_size=8, cell_size=12, filter_widths=3, num_highways=1, dropout=0.0), noise_words=20
 ).bind(V, LENGTH, Statistics(COUNTS, 0.0))
-OBJECTIVE = OBJECTIVE.with_constants(jax.tree.map(jnp.asarray, OBJECTIVE.load_constants(None)))
+OBJECTIVE = OBJECTIVE.with_constants(jax.tree.map(jnp.asarray, OBJECTIVE.load_constants(OBJECTIVE.vocabulary, None)))
 
 
 @functools.cache

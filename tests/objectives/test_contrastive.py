@@ -30,8 +30,10 @@ from jaxlm.models.elmo import Elmo
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.modernbert import ModernBert
 from jaxlm.objectives.base import total_loss
-from jaxlm.objectives.contrastive import Contrastive, excluded_passages, text_codes
+from jaxlm.objectives.contrastive import excluded_passages, text_codes
+from jaxlm.objectives.self_contrastive import SelfContrastive
 from jaxlm.parallel.mesh import MeshConfig
+from jaxlm.tasks.contrastive import Contrastive
 from jaxlm.tasks.rerank import Rerank
 from jaxlm.tasks.text_groups import TextGroups
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -330,9 +332,9 @@ def test_rows_are_encoded_with_prompts(tokenizer, tmp_path):  # noqa: F811
     ]
     cut = dataclasses.replace(objective, query_length=7).remarks(source, 9)
     assert cut[1] == "2 queries reach --objective.query-length 7; longer are cut there"
-    assert objective.with_rows(source, data) == objective
+    assert objective.with_labels_of(source, data) == objective
     with pytest.raises(UserError, match=r"score-field is for --objective.criterion cosent"):
-        objective.with_rows(source, dataclasses.replace(data, score_field="score"))
+        objective.with_labels_of(source, dataclasses.replace(data, score_field="score"))
     alone = dataclasses.replace(objective, negatives=0)
     pairs = dataclasses.replace(data, source=str(tmp_path / "b.jsonl"))
     others = [{}], [{}, {}], [{}, {"positive": "x"}], [{}, {"query": "x"}], [{}, {"query": "x", "positive": "x"}]
@@ -341,10 +343,10 @@ def test_rows_are_encoded_with_prompts(tokenizer, tmp_path):  # noqa: F811
         with contextlib.nullcontext() if rows == others[-1] else pytest.raises(UserError, match=(
             r"b.jsonl has one pair, or pairs of one text, and so no negatives"
         )):
-            alone.with_rows(pairs.open(tokenizer), pairs)
+            alone.with_labels_of(pairs.open(tokenizer), pairs)
     (tmp_path / "a.jsonl").write_text(json.dumps(SHORT) + "\n")
     with pytest.raises(UserError, match="no row has hard negatives in negatives; name their columns"):
-        objective.with_rows(data.open(tokenizer), data)
+        objective.with_labels_of(data.open(tokenizer), data)
     short = dataclasses.replace(objective, query_length=0, query_prompt="the dog ran and then it ")
     assert texts(short.encode(source.records["train"], tokenizer, 9)[0].arrays)[0] == (
         "[CLS] the dog ran and then it the [SEP]"
@@ -401,7 +403,7 @@ def test_one_of_several_positives_is_drawn_each_step(tokenizer, tmp_path):  # no
 
 
 def test_simcse_reads_a_text_twice():
-    objective = bound(model=dataclasses.replace(BERT, dropout=0.2), positives="dropout", negatives=0)
+    objective = SelfContrastive(model=dataclasses.replace(BERT, dropout=0.2)).bind(VOCABULARY, LENGTH)
     assert objective.row_format(LENGTH).length == LENGTH - 2
     tokens = np.random.default_rng(0).integers(110, 190, (4, LENGTH - 2), np.int32)
     sizes = np.array([22, 5, 9, 0])
@@ -428,7 +430,7 @@ def test_simcse_reads_a_text_twice():
 def test_a_sentence_finds_the_passage_around_it():
     """Sentences end with even tokens; a query is cut to its length, and a row without two words is padding."""
     vocabulary = dataclasses.replace(VOCABULARY, sentence_end=np.arange(VOCABULARY.size) % 2 == 0)
-    objective = Contrastive(model=BERT, positives="cloze", keep_rate=0.0, query_length=8).bind(vocabulary, LENGTH)
+    objective = SelfContrastive(model=BERT, positives="cloze", keep_rate=0.0, query_length=8).bind(vocabulary, LENGTH)
     tokens = 101 + 2 * np.arange(3 * (LENGTH - 2), dtype=np.int32).reshape(3, -1) % 80
     tokens[:, [7, 10]] += 1
     segments = (np.arange(LENGTH - 2) < np.array([[22], [13], [1]])).astype(np.int32)
@@ -445,25 +447,23 @@ def test_a_sentence_finds_the_passage_around_it():
     titles = [line.title for line in objective.describe(batch, jax.device_get(example), 0)]
     assert titles[:2] == ["query", "positive"]
     with pytest.raises(UserError, match=r"takes sentences out of passages; set --data.sentences False"):
-        objective.with_rows(None, TextData(sentences=True))
+        objective.with_labels_of(None, TextData(sentences=True))
 
 
-@pytest.mark.parametrize(("fields", "words"), [
-    (dict(positives="dropout"), "draws dropout twice, and the model has none; set --objective.model.dropout 0.1"),
-    (dict(model=ModernBert(), positives="dropout"), "draws dropout twice"),
-    (dict(positives="dropout", negatives=1), "has single texts"),
-    (dict(positives="cloze", query_prompt="query: "), "cloze has single texts; leave out .* prompts"),
-    (dict(positives="dropout", query_length=8), "reads a text twice"),
-    (dict(model=Gpt2(max_positions=64), positives="cloze"), "cloze reads no rows of a Gpt2"),
-    (dict(criterion="cosent", negatives=1), "cosent compares pairs"),
-    (dict(widths=(16,)), r"widths has 16; it must be in \[1, 15\]"),
-    (dict(widths=(0,)), "widths has 0"),
-    (dict(query_length=5), "leaves no room for a query"),
-    (dict(model=Elmo(), pooling="cls"), "Elmo has no summary token"),
-    (dict(model=dataclasses.replace(BERT, max_positions=10)), "more than the model's 10 positions"),
+@pytest.mark.parametrize(("kind", "fields", "words"), [
+    (SelfContrastive, {}, "draws dropout twice, and the model has none; set --objective.model.dropout 0.1"),
+    (SelfContrastive, dict(model=ModernBert()), "draws dropout twice"),
+    (SelfContrastive, dict(query_length=8), "reads a text twice"),
+    (SelfContrastive, dict(model=Gpt2(max_positions=64), positives="cloze"), "cloze reads no rows of a Gpt2"),
+    (Contrastive, dict(criterion="cosent", negatives=1), "cosent compares pairs"),
+    (Contrastive, dict(widths=(16,)), r"widths has 16; it must be in \[1, 15\]"),
+    (Contrastive, dict(widths=(0,)), "widths has 0"),
+    (Contrastive, dict(query_length=5), "leaves no room for a query"),
+    (Contrastive, dict(model=Elmo(), pooling="cls"), "Elmo has no summary token"),
+    (Contrastive, dict(model=dataclasses.replace(BERT, max_positions=10)), "more than the model's 10 positions"),
 ])
-def test_refusals(fields, words):
+def test_refusals(kind, fields, words):
     with pytest.raises(UserError, match=words):
-        bound(**dict(negatives=0) | fields)
+        kind(**dict(model=BERT) | fields).check(VOCABULARY, LENGTH)
 
 

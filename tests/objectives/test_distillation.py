@@ -140,7 +140,7 @@ def test_rare_tokens_are_masked_more_as_torch_multinomial_draws():
 
 def test_the_student_begins_with_layers_of_its_teacher():
     objective = student(layers=3)
-    loaded = objective.load_constants(lambda path: teacher(layers=5))
+    loaded = objective.load_constants(objective.vocabulary, lambda path: teacher(layers=5))
     assert set(loaded.params) == {"embeddings", "encoder", "mlm_head"}
     fresh = random_params(objective)
     params = objective.with_constants(loaded).merge_pretrained(fresh, None)
@@ -160,7 +160,7 @@ def test_the_student_begins_with_layers_of_its_teacher():
 
 def test_a_student_that_is_its_teacher_has_no_distance_and_the_teacher_no_gradient():
     objective = dataclasses.replace(student(), model=teacher(layers=1).objective.model)
-    loaded = objective.load_constants(lambda path: teacher(layers=1))
+    loaded = objective.load_constants(objective.vocabulary, lambda path: teacher(layers=1))
     example = jax.jit(objective.corrupt)(jax.random.key(2), rows())
 
     @jax.jit
@@ -198,24 +198,24 @@ def test_flops():
             ),
             r"another vocabulary, .*; add --data.tokenizer somewhere",
         ),
-        (PretrainedModel(CausalLM(model=Gpt2(), vocabulary=VOCABULARY), {}), "is a Gpt2; choose an encoder"),
+        (PretrainedModel(CausalLM(model=Gpt2()).bind_unchecked(VOCABULARY), {}), "is a Gpt2; choose an encoder"),
     ],
 )
 def test_teachers_that_do_not_suit(loaded, words):
     with pytest.raises(UserError, match=words) as error:
-        student(layers=2).load_constants(lambda path: loaded)
+        student(layers=2).load_constants(VOCABULARY, lambda path: loaded)
     assert "\n" not in str(error.value)
 
 
 def test_all_mismatches_are_one_message_whose_flags_make_the_student_fit():
     wide = teacher(hidden_size=32, num_heads=4, intermediate_size=48, max_positions=40)
     with pytest.raises(UserError) as error:
-        student(layers=3).load_constants(lambda path: wide)
+        student(layers=3).load_constants(VOCABULARY, lambda path: wide)
     found = re.findall(r"--objective\.model\.([\w-]+) (\d+)", str(error.value))
     changes = {name.replace("-", "_"): int(value) for name, value in found}
     assert changes == dict(hidden_size=32, num_heads=4, intermediate_size=48, max_positions=40, num_layers=2)
     fitting = dataclasses.replace(student(), model=dataclasses.replace(student().model, **changes))
-    loaded = fitting.load_constants(lambda path: wide)
+    loaded = fitting.load_constants(fitting.vocabulary, lambda path: wide)
     begun = fitting.with_constants(loaded).merge_pretrained(random_params(fitting), None)
     assert begun["embeddings"]["word"]["embedding"].shape[1] == 32
 
@@ -226,16 +226,15 @@ def test_a_modernbert_is_no_teacher():
     objective = MaskedLM(model=model, input_format="packed").bind(VOCABULARY, LENGTH)
     loaded = PretrainedModel(objective, {name: {} for name in ("embeddings", "encoder", "mlm_head")})
     with pytest.raises(UserError, match="first layer without a norm"):
-        student().load_constants(lambda path: loaded)
+        student().load_constants(VOCABULARY, lambda path: loaded)
 
 
 def test_another_tokenizer_of_the_same_size_is_another_vocabulary():
     real = dataclasses.replace(VOCABULARY, is_stand_in=False)
     other = dataclasses.replace(real, word_start=~real.word_start)
-    objective = dataclasses.replace(student(), vocabulary=real)
     loaded = PretrainedModel(dataclasses.replace(teacher().objective, vocabulary=other), teacher().params)
     with pytest.raises(UserError, match="another vocabulary"):
-        objective.load_constants(lambda path: loaded)
+        student().load_constants(real, lambda path: loaded)
 
 
 @pytest.mark.parametrize(
@@ -255,4 +254,4 @@ def test_rare_tokens_are_masked_alone():
 
 def test_without_a_teacher_nothing_can_be_distilled():
     with pytest.raises(UserError, match=r"--objective\.teacher"):
-        Distillation(model=Distilbert(**SIZES)).bind(VOCABULARY, LENGTH).load_constants(lambda path: teacher())
+        Distillation(model=Distilbert(**SIZES)).load_constants(VOCABULARY, lambda path: teacher())

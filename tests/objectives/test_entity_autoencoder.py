@@ -50,7 +50,7 @@ def no_model(path: str) -> PretrainedModel:
 
 def bound(graph: Path, **changes) -> EntityAutoencoder:
     objective = EntityAutoencoder(model=MODEL, entities=str(graph), **changes).bind(VOCABULARY, LENGTH)
-    return objective.with_constants(jax.tree.map(jnp.asarray, objective.load_constants(no_model)))
+    return objective.with_constants(jax.tree.map(jnp.asarray, objective.load_constants(objective.vocabulary, no_model)))
 
 
 def rows(objective, count: int = 6, seed: int = 0) -> TokenBatch:
@@ -204,17 +204,17 @@ def test_a_bert_gives_the_token_side_and_the_heads(graph):
 
 def test_bad_folders_of_vectors(graph, tmp_path):
     with pytest.raises(UserError, match=r"objective\.entities is empty; give --objective\.entities"):
-        EntityAutoencoder(model=MODEL).load_constants(no_model)
+        EntityAutoencoder(model=MODEL).load_constants(VOCABULARY, no_model)
     with pytest.raises(UserError, match=r"has vectors of 12 numbers, but objective\.model\.entity_hidden_size is 100"):
-        EntityAutoencoder(entities=str(graph)).load_constants(no_model)
+        EntityAutoencoder(entities=str(graph)).load_constants(VOCABULARY, no_model)
     with pytest.raises(UserError, match=r"entity2id\.txt does not exist"):
-        EntityAutoencoder(entities=str(tmp_path)).load_constants(no_model)
+        EntityAutoencoder(entities=str(tmp_path)).load_constants(VOCABULARY, no_model)
     with pytest.raises(UserError, match="must sum to at most 1"):
         EntityAutoencoder(random_entity_share=0.9, dropped_entity_share=0.2)
     # A plan has shapes without a folder, those of the paper.
-    shapes = EntityAutoencoder().constant_shapes(no_model)
+    shapes = EntityAutoencoder().constant_shapes(VOCABULARY, no_model)
     assert shapes["vectors"].shape == (5_040_987, 100)
-    assert bound(graph).constant_shapes(no_model)["vectors"].shape == (ENTITIES + 1, WIDTH)
+    assert bound(graph).constant_shapes(VOCABULARY, no_model)["vectors"].shape == (ENTITIES + 1, WIDTH)
 
 
 def test_the_lines_of_show_name_every_entity_and_its_fate(graph):

@@ -38,7 +38,6 @@ from jaxlm.models.xlnet import Xlnet
 from jaxlm.objectives.base import Constants, Objective
 from jaxlm.objectives.bidirectional_lm import BidirectionalLM
 from jaxlm.objectives.causal_lm import CausalLM
-from jaxlm.objectives.contrastive import Contrastive
 from jaxlm.objectives.distillation import Distillation
 from jaxlm.objectives.entity_autoencoder import EntityAutoencoder
 from jaxlm.objectives.masked_diffusion import MaskedDiffusion
@@ -51,6 +50,7 @@ from jaxlm.objectives.span_corruption import SpanCorruption
 from jaxlm.objectives.triple_ranking import TripleRanking
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.parallel.rules import batch_sharding, shardings
+from jaxlm.tasks.contrastive import Contrastive
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.training import program
 from jaxlm.types import TokenBatch, TripleBatch
@@ -164,7 +164,7 @@ def step(name: str, mesh: jax.sharding.Mesh) -> dict:
     objective = bound(name)
     program.make_optimizer = lambda *_: optax.sgd(0.5)
     constants = constants_of(name, mesh)
-    own = program.Program(objective, TrainConfig(batch_size=ROWS), OptimizerConfig(), mesh, constants)
+    own = program.Program(objective.with_constants(constants), TrainConfig(batch_size=ROWS), OptimizerConfig(), mesh)
     state = own.init_state(own.init_params(0))
     part = state.params["discriminator" if name == "deberta" else "decoder" if name == "gpt2" else "encoder"]
     query = part.get("encoder", part)["layers"]["attention"]["query"]["kernel"]

@@ -25,7 +25,7 @@ def test_a_process_reads_the_rows_of_its_devices():
         def addressable_devices_indices_map(self, shape):
             return {number: (slice(2 * number, 2 * number + 2), slice(None)) for number in (2, 3)}
 
-    assert local_rows(Second(), 8, 32) == slice(4, 8)
+    assert local_rows(Second(), 8) == slice(4, 8)
 
 
 def test_rows_are_placed_without_a_comparison_between_processes(monkeypatch):

@@ -56,7 +56,7 @@ def batch_on(mesh, step: int) -> TokenBatch:
     real = np.arange(width) < draw.integers(4, width + 1, ROWS)[:, None]
     tokens = np.where(real, draw.integers(107, VOCABULARY, (ROWS, width)), 0).astype(np.int32)
     sharding = batch_sharding(mesh)
-    place = place_rows(sharding, ROWS, local_rows(sharding, ROWS, width))
+    place = place_rows(sharding, ROWS, local_rows(sharding, ROWS))
     return TokenBatch(place(tokens), place(real.astype(np.int32)))
 
 

@@ -21,7 +21,7 @@ from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.runs import resolve as resolution
 from jaxlm.runs.load import load_model, load_run
 from jaxlm.runs.resolve import folder_experiment, resolve
-from jaxlm.runs.session import open_session
+from jaxlm.runs.session import set_up
 from jaxlm.tasks.classification import Classification, TextRows
 from jaxlm.tasks.text_to_text import TextToText
 from jaxlm.training.checkpoints import Checkpoints
@@ -360,7 +360,7 @@ def test_answers_by_beam_search(models):
 def test_steps_follow_from_epochs_unless_they_are_given(models, rows, tmp_path):
     def numbers(*flags, preset="configs/tasks/classify.py"):
         flags = ["--data.source", str(rows["classify"]), "--data.length", "64", *flags]
-        experiment = open_session(resolve(str(preset), flags, models("bert"))).with_rows().experiment
+        experiment = set_up(resolve(str(preset), flags, models("bert")), load_model).open_data().experiment
         return experiment.train.steps, experiment.optimizer.warmup_steps
 
     assert numbers("--train.batch-size", "4") == (27, 3), "3 epochs of 36 rows, a tenth of them warm-up"

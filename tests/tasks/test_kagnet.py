@@ -16,9 +16,9 @@ from jaxlm.data.knowledge_graph import Vectors, write_vectors
 from jaxlm.errors import UserError
 from jaxlm.huggingface import import_folder
 from jaxlm.models.kagnet import KagNetwork
-from jaxlm.runs.load import load_run
+from jaxlm.runs.load import load_model, load_run
 from jaxlm.runs.resolve import resolve
-from jaxlm.runs.session import open_session
+from jaxlm.runs.session import set_up
 from jaxlm.tasks.kagnet import KagNet
 from jaxlm.training.checkpoints import Checkpoints
 
@@ -125,9 +125,9 @@ def test_the_encoder_can_be_trained_along_and_the_graph_left_out(models, files, 
 
 def bound(files, model, *more):
     """The bound task, its first batch and fresh parameters."""
-    session = open_session(resolve("configs/tasks/kagnet.py", flags(files, model, *more)[2:], model)).with_rows()
+    session = set_up(resolve("configs/tasks/kagnet.py", flags(files, model, *more)[2:], model), load_model).open_data()
     task = session.objective
-    return task, session.rows.batches("train", 8, task.row_format(48), 0).batch(0), session.pretrained
+    return task, session.source.batches("train", 8, task.row_format(48), 0).batch(0), session.pretrained
 
 
 def test_losses_in_numpy(models, files):

@@ -167,7 +167,7 @@ def test_a_teacher_as_torch():
         model=Bert(**SIZES, **POSITIONS), teacher="T", temperature=2.0, hard_weight=0.3,
         layer_weight=1.0, teacher_hidden_size=16, **LABELS,
     ).bind(VOCABULARY, 24)
-    constants = student.load_constants(lambda path: PretrainedModel(teacher, theirs))
+    constants = student.load_constants(student.vocabulary, lambda path: PretrainedModel(teacher, theirs))
     params = jax.jit(student.init)(jax.random.key(4))
 
     def loss(constants):
@@ -207,12 +207,14 @@ WRONG_TEACHERS = {
 @pytest.mark.parametrize("message", WRONG_TEACHERS)
 def test_an_unsuitable_teacher_is_refused(message):
     student = DistilledClassification(model=Distilbert(**SIZES, **POSITIONS), teacher="T", **LABELS)
-    student = student.bind(VOCABULARY, 24)
-    teacher = Classification(model=Bert(**SIZES, **POSITIONS), vocabulary=VOCABULARY, **LABELS)
-    assert student.load_constants(lambda path: PretrainedModel(teacher, {})).objective.model.hidden_size == 16
+    teacher = Classification(model=Bert(**SIZES, **POSITIONS), **LABELS).bind_unchecked(VOCABULARY)
+    loaded = student.load_constants(VOCABULARY, lambda path: PretrainedModel(teacher, {}))
+    assert loaded.objective.model.hidden_size == 16
+    assert student.bind(VOCABULARY, 24, None, loaded).constants is loaded
     with pytest.raises(UserError, match=re.escape(message)):
         wrong = dataclasses.replace(teacher, **WRONG_TEACHERS[message])
-        student.with_constants(student.load_constants(lambda path: PretrainedModel(wrong, {})))
+        loaded = student.load_constants(VOCABULARY, lambda path: PretrainedModel(wrong, {}))
+        student.bind(VOCABULARY, 24, None, loaded)
 
 
 def test_several_labels_are_not_distilled():

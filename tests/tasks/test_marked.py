@@ -138,7 +138,7 @@ def test_entities_stand_at_the_first_token_of_their_mentions(tmp_path, tokenizer
 def test_the_loss_of_types_is_that_of_torch(tokenizer, graph):
     torch = pytest.importorskip("torch")
     task = EntityTyping(**ernie(graph), labels=tuple("abcde"), classifier_dropout=0.0).bind(tokenizer.vocabulary, 16)
-    constants = task.load_constants(load_teacher)
+    constants = task.load_constants(task.vocabulary, load_teacher)
     params = jax.jit(task.init)(jax.random.key(0))
     assert set(params["classifier"]) == {"kernel"}
     batch = task.synthetic(4, 16) | {"row": np.array([0, 1, 2, -1], np.int32)}
@@ -242,9 +242,10 @@ def test_types_are_learnt_from_entities_where_all_texts_are_the_same(tmp_path, t
     arrays = [example.arrays for example in task.encode(records, tokenizer, 32)]
     batch = {name: np.stack([row[name] for row in arrays]) for name in arrays[0]}
     batch["row"] = np.arange(8, dtype=np.int32)
-    constants, optimizer = task.load_constants(load_teacher), OptimizerConfig(learning_rate=0.01, warmup_steps=6)
+    constants = task.load_constants(task.vocabulary, load_teacher)
+    optimizer = OptimizerConfig(learning_rate=0.01, warmup_steps=6)
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
-    program = Program(task, TrainConfig(batch_size=8, steps=120), optimizer, mesh, constants)
+    program = Program(task.with_constants(constants), TrainConfig(batch_size=8, steps=120), optimizer, mesh)
     # With large weights few steps suffice, but not from every draw: of seeds 0 to 3 only 1 does.
     large = jax.tree.map(lambda leaf: 5 * leaf if leaf.ndim > 1 else leaf, program.init_params(1))
     state, accuracies = program.init_state(large), []

@@ -392,7 +392,7 @@ def test_a_single_class_is_refused(data, file, text, message, tmp_path):
     rows = read(data, tmp_path, file, text)
     for task in (kind(), TextToText(kind=kind())):
         with pytest.raises(UserError, match=message):
-            task.with_rows(SimpleNamespace(records={"train": rows, "held_out": []}), data)
+            task.with_labels_of(SimpleNamespace(records={"train": rows, "held_out": []}), data)
     other = rows[1]._replace(values=rows[1].values | {kind.gold_value: ["B"] if kind is Tagging else "B"})
     require_classes(kind(), [rows[0], other], data)
     require_classes(MultipleChoice(), rows, data)  # has no classes
@@ -544,7 +544,7 @@ def test_remarks_about_rows():
     ]
     rows = [Record(str(i), f"x, line {i}", {"text": text, "label": "a"}, (text,)) for i, text in
             enumerate(("short", "a text of many words", " "))]
-    task = Classification(labels=("a",), vocabulary=Vocabulary.stand_in(300))
+    task = Classification(labels=("a",)).bind_unchecked(Vocabulary.stand_in(300))
     source = LabelledSource(ByteTokenizer(), {"train": rows}, True)
     assert row_remarks(task, source) == [
         "Labels (1): a (3)", "1 row with an empty text (kept), the first at x, line 2",

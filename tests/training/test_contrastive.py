@@ -119,9 +119,12 @@ def test_its_vectors_by_every_way_out(run, tmp_path, capsys):
 def test_refusals(encoder, pairs, tmp_path, capsys):
     assert main(command(encoder, pairs, tmp_path / "x", "--train.accumulate", "2")) == 2
     assert "train.accumulate 2 would compare only the rows of a microbatch" in capsys.readouterr().err
-    flags = ["--objective.positives", "dropout", "--objective.model.dropout", "0.1"]
-    assert main(command(encoder, pairs, tmp_path / "y", *flags)) == 2
-    assert "objective.positives dropout and cloze read text" in capsys.readouterr().err
+    text = (CONFIGS / "contrastive_tiny.py").read_text().replace("dropout=0.0", "dropout=0.1")
+    own = "jaxlm.objectives.self_contrastive import SelfContrastive as Contrastive"
+    (tmp_path / "text.py").write_text(text.replace("jaxlm.tasks.contrastive import Contrastive", own))
+    flags = ["--init-from", str(encoder), "--data.source", str(pairs), "--run-dir", str(tmp_path / "y")]
+    assert main(["pretrain", str(tmp_path / "text.py"), *flags]) == 2
+    assert "reads text without labels; rows of texts are for contrastive_tiny" in capsys.readouterr().err
     assert main(["pretrain", str(CONFIGS / "contrastive_tiny.py"), "--data.source", str(pairs)]) == 2
     assert "--init-from RUN_OR_HF_DIR" in capsys.readouterr().err
     assert main(["plan", str(CONFIGS / "contrastive_tiny.py"), "--train.accumulate", "4"]) == 2

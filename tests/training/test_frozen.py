@@ -43,7 +43,7 @@ class Readout(Objective):
 
     primary_metric = "distance"
 
-    def load_constants(self, load):
+    def load_constants(self, vocabulary, load):
         return load(self.teacher).params
 
     def init(self, key):
@@ -174,17 +174,15 @@ def test_a_teacher_gets_no_gradient_and_stays_as_it_is(experiment, finished, acc
     train = dataclasses.replace(experiment.train, accumulate=accumulate)
     experiment = dataclasses.replace(experiment, train=train)
     objective = experiment.objective.bind(load_model(finished).tokenizer.vocabulary, LENGTH)
-    constants = jax.tree.map(jnp.asarray, objective.load_constants(load_teacher))
+    constants = jax.tree.map(jnp.asarray, objective.load_constants(objective.vocabulary, load_teacher))
     kept = jax.device_get(constants)
-    program = Program(
-        objective, experiment.train, experiment.optimizer, make_mesh(MeshConfig(), jax.devices()[:1]), constants
-    )
-    state = program.init_state(objective.with_constants(constants).merge_pretrained(program.init_params(0), None))
+    taught = objective.with_constants(constants)
+    program = Program(taught, experiment.train, experiment.optimizer, make_mesh(MeshConfig(), jax.devices()[:1]))
+    state = program.init_state(taught.merge_pretrained(program.init_params(0), None))
     assert program.num_params == 512 * 16 + 16 * 16
     tokens = np.random.default_rng(0).integers(110, 512, (8, LENGTH)).astype(np.int32)
     batch = TokenBatch(tokens, (np.arange(LENGTH) < np.arange(8)[:, None] * 4 + 4).astype(np.int32))
     example = jax.jit(objective.corrupt)(corruption_key(0, 0), batch)
-    taught = objective.with_constants(constants)
     grads = jax.grad(lambda p: total_loss(taught.loss(p, example, jax.random.key(0), True)))(state.params)
     expected = float(optax.tree.norm(grads))
     for step in range(3):

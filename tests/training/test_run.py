@@ -25,10 +25,10 @@ from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.runs import folder as run_folder
 from jaxlm.runs.folder import RunFolder, write_metadata
-from jaxlm.runs.load import load_run
+from jaxlm.runs.load import load_model, load_run
 from jaxlm.runs.resolve import resolve
 from jaxlm.runs.resume import schedule_remarks
-from jaxlm.runs.session import open_session
+from jaxlm.runs.session import set_up
 from jaxlm.training.checkpoints import Checkpoints
 from tests.training.support import (
     assert_same_arrays,
@@ -281,7 +281,7 @@ def test_an_export_names_the_step_of_its_evaluation(finished, tmp_path, capsys):
 
 def test_epochs_of_text_are_passes_over_its_rows(preset, capsys):
     """A flag for them takes the place of the preset's steps."""
-    session = open_session(resolve(str(preset), ["--train.epochs", "2.5"])).with_rows()
+    session = set_up(resolve(str(preset), ["--train.epochs", "2.5"]), load_model).open_data()
     feed, steps = session.feed(make_mesh(MeshConfig(), jax.devices()[:1])), session.experiment.train.steps
     (batches, rows), = feed.draws
     assert rows == 8 * steps and 2.5 <= feed.passes < 2.5 + 8 / batches.num_rows

@@ -1,0 +1,120 @@
+"""Fine-tunings that belong together: of several values of a field, and of several seeds."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+from etils import epath
+
+from jaxlm.config.experiment import Resolved
+from jaxlm.data.labelled import good_rows, refuse_same_file, shared_rows
+from jaxlm.errors import UserError
+from jaxlm.paths import any_path
+from jaxlm.runs.finetune import finetune
+from jaxlm.runs.resolve import open_evaluation
+from jaxlm.tasks.evaluate import Result, evaluate
+from jaxlm.types import Report
+
+
+class Training(NamedTuple):
+    """One run to train."""
+
+    resolved: Resolved
+    folder: epath.Path
+    predictions: str | None
+    """File for the answers to the held-out rows."""
+
+
+def seeds_of(resolved: Resolved, folder: epath.Path, count: int, predictions: str | None) -> list[Training]:
+    """Return the trainings of a configuration with its seed and the following ones, in folders of their own."""
+    if count < 1:
+        raise UserError(f"--seeds is {count}; it must be 1 or more.")
+    experiment, found = resolved.experiment, []
+    for seed in range(experiment.train.seed, experiment.train.seed + count):
+        own, file = folder, predictions
+        if count > 1:
+            own = folder / f"seed_{seed}"
+            file = file and str(Path(file).with_stem(f"{Path(file).stem}_seed_{seed}"))
+        train = dataclasses.replace(experiment.train, seed=seed)
+        found.append(Training(resolved._replace(experiment=dataclasses.replace(experiment, train=train)), own, file))
+    return found
+
+
+def fine_tune_all(
+    groups: Mapping[str, Sequence[Training]], field: str, resamples: int, test: str | None, remark: str,
+    finished: Callable[[epath.Path], None], report: Report,
+) -> Result:
+    """Train every run, or finish it, and return the result of the best group on the held-out rows.
+
+    Args:
+        groups: Trainings by the value of a field; those of a group have different seeds, and a mean result.
+        field: Name of the field, for the result; "" for a single group.
+        resamples: Number of resamples for the confidence intervals of a single run.
+        test: File of further rows, on which the first run of the best group is evaluated.
+        remark: A remark about these rows.
+        finished: Called with the folder of every finished run, on process 0.
+        report: Receives lines about the choice.
+    """
+    results = {value: _mean_of([
+        _train(training, resamples if len(group) == 1 else 0, finished) for training in group
+    ]) for value, group in groups.items()}
+    any_run = next(iter(groups.values()))[0]
+    best = _best_of(results, any_run.resolved.experiment.train.best_by) if field else next(iter(groups))
+    result, folder = results[best], str(groups[best][0].folder)
+    if field:
+        result |= {"chosen": {field: best}, "run": folder}
+        result["sweep"] = {value: found["metrics"] for value, found in results.items()}
+        for value, metrics in result["sweep"].items():
+            report(f"--{field} {value}: {'  '.join(f'{name} {figure:.4f}' for name, figure in metrics.items())}")
+        report(f"Chosen: --{field} {best}, {folder}")
+    if test:
+        if remark:
+            report(remark)
+        result["test"] = evaluate(open_evaluation(folder, ["--data.source", test]), None, resamples)
+    return result
+
+
+def _train(training: Training, resamples: int, finished: Callable[[epath.Path], None]) -> Result:
+    evaluation = finetune(training.resolved, training.folder)
+    if jax.process_index() == 0:
+        finished(training.folder)
+    if evaluation is None:
+        print("Nothing is held out, so nothing is evaluated; give --data.dev FILE.")
+        return {"task": training.resolved.experiment.objective.name, "metrics": {}, "examples": 0}
+    return evaluate(evaluation, training.predictions, resamples)
+
+
+def _mean_of(results: Sequence[Result]) -> Result:
+    """Return the result of one run, or the mean of each metric, and the standard deviations (n - 1) as `deviations`."""
+    if len(results) == 1:
+        return results[0]
+    figures = {name: [result["metrics"][name] for result in results] for name in results[0]["metrics"]}
+    shared = {name: value for name, value in results[0].items() if name not in ("classes", "confusion", "threshold")}
+    return shared | {
+        "metrics": {name: statistics.fmean(values) for name, values in figures.items()},
+        "deviations": {name: statistics.stdev(values) for name, values in figures.items()},
+        "seeds": len(results),
+    }
+
+
+def _best_of(results: Mapping[str, Result], best_by: str) -> str:
+    """Return the value with the highest metric `best_by`, or first metric if `best_by` is none of the metrics."""
+    names = list(next(iter(results.values()))["metrics"])
+    metric = best_by if best_by in names else next(iter(names), None)
+    if metric is None:
+        raise UserError("--sweep chooses by the held-out rows, and there are none; give --data.dev FILE.")
+    return max(results, key=lambda value: results[value]["metrics"][metric])
+
+
+def test_remark(path: str, resolved: Resolved) -> str:
+    """Return a remark about rows of --test that are trained on; raise UserError for a file that cannot be meant."""
+    if not path.startswith(("tfds:", "hf:")) and not any_path(path).exists():
+        raise UserError(f"--test {path} does not exist; name a file of rows.")
+    data = dataclasses.replace(resolved.experiment.data, skip_bad_rows=True)
+    refuse_same_file("--test", path, data.source)
+    return shared_rows(path, good_rows(data, path)[0], data.source, good_rows(data, data.source)[0])
