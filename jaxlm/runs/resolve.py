@@ -22,7 +22,7 @@ from jaxlm.paths import is_run_folder
 from jaxlm.runs.folder import NO_RUN, RunFolder
 from jaxlm.runs.load import load_model
 from jaxlm.runs.session import open_session, with_steps
-from jaxlm.systems import TASKS, system_of
+from jaxlm.systems import system_of, task_of
 from jaxlm.tasks.base import Task
 from jaxlm.tasks.evaluate import Evaluation
 from jaxlm.tasks.text_to_text import TextToText
@@ -173,7 +173,7 @@ def open_evaluation(path: str | os.PathLike[str], flags: Sequence[str] = ()) -> 
 def folder_experiment(task: Task) -> Experiment:
     """Return the configuration to evaluate a Transformers folder: the task with its default form of rows."""
     length = task.model.max_length or 512
-    data = dict(TASKS)[type(task)](length=min(length, 512))
+    data = task_of(task).rows(length=min(length, 512))
     return Experiment(objective=task, data=data, train=TrainConfig(batch_size=32))
 
 
