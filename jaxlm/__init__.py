@@ -14,7 +14,7 @@ except importlib.metadata.PackageNotFoundError:  # a checkout that is not instal
     __version__ = "0+unknown"
 
 
-def load(path: str, to_answer: bool = False) -> TrainedModel:
+def load(path: str, to_answer: bool = False, preset: str = "") -> TrainedModel:
     """Load the newest checkpoint of a run folder, a Transformers folder, or a model of the hub.
 
     A Transformers folder may lack heads. They are initialized, and a warning names them.
@@ -22,14 +22,18 @@ def load(path: str, to_answer: bool = False) -> TrainedModel:
     Args:
         path: The folder, or `hf:ORG/NAME[@REVISION]`.
         to_answer: Whether the model is to fill masks or to generate, for which a missing head is an error.
+        preset: A preset (a .py file) whose own classes the run has.
 
     Raises:
         UserError: The folder is neither, or lacks a head that is needed.
     """
     import warnings
 
+    from jaxlm.config.presets import run_preset
     from jaxlm.runs.model import load_trained
 
+    if preset:
+        run_preset(preset)
     loaded = load_trained(path)
     if to_answer:
         loaded.require_heads()

@@ -1,10 +1,21 @@
-"""Registry of the systems that jaxlm pretrains. A new system is its own files and an entry here."""
+"""Registry of systems, tasks and configuration classes: jaxlm's, those of other packages, and those of presets.
+
+All are added by `register`. A new system of jaxlm is its own files and an entry here. One of another package is the
+same entry, in a module that the package names as an entry point (see jaxlm/YOUR_OWN.md).
+"""
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxlm.data.linked_text import LinkedText
 from jaxlm.data.schema_graph import GraphSizes
+from jaxlm.data.text import TextData
+from jaxlm.data.triples import TripleData
+from jaxlm.errors import UserError
 from jaxlm.models.albert import Albert
 from jaxlm.models.base import Model
 from jaxlm.models.bert import Bert
@@ -41,6 +52,9 @@ from jaxlm.objectives.skip_gram import SkipGram
 from jaxlm.objectives.span_boundary import SpanBoundary
 from jaxlm.objectives.span_corruption import SpanCorruption
 from jaxlm.objectives.triple_ranking import TripleRanking
+from jaxlm.parallel.hosts import log
+from jaxlm.parallel.mesh import MeshConfig
+from jaxlm.paths import cause
 from jaxlm.tasks.answers import AnswerRows, Answers
 from jaxlm.tasks.classification import Classification, TextRows
 from jaxlm.tasks.contrastive import Contrastive
@@ -54,24 +68,153 @@ from jaxlm.tasks.tagging import Tagging, TagRows
 from jaxlm.tasks.text_groups import TextGroups
 from jaxlm.tasks.text_to_text import PairRows, TextToText
 
+ENTRY_POINTS = "jaxlm.systems"
+"""Group of the entry points by which an installed package names the module that registers its classes."""
+
 
 class System(NamedTuple):
     """Objective on a model."""
 
     objective: type
     model: type
-    family: str = ""
-    """Module of jaxlm.huggingface whose FAMILY exports and imports the model; "" without a Transformers class."""
-    peer: str = ""
-    """Recipe in jaxlm.analysis.recipes, for `jaxlm bench --peer`; "" for none."""
+    family: Any = ""
+    """`jaxlm.huggingface.family.Family` that exports and imports the model, or the module whose FAMILY does: its dotted
+    name, or its name in jaxlm.huggingface. "" without a Transformers class."""
+    peer: Any = ""
+    """`jaxlm.analysis.recipes.Recipe` for `jaxlm bench --peer`, or its name there; "" for none."""
     writer: str = ""
-    """Module of jaxlm.huggingface whose `write` exports a model without a Transformers class in another format. It may
-    also `read` that format, from folders that have its file MARKER."""
+    """Name of a module, as for `family`, whose `write` exports a model without a Transformers class in another format.
+    It may also `read` that format, from folders that have its file MARKER."""
     export_only: bool = False
     """Whether imports and fine-tuned models use the family of another system with this model or its `text_model`."""
 
 
-SYSTEMS = (
+class TaskSystem(NamedTuple):
+    """Task with its default form of rows. A subclass without an entry of its own has that of its base."""
+
+    task: type
+    rows: type
+    head: str = ""
+    """Name in Transformers' auto classes ("SequenceClassification"), the key of `Family.heads`; "" for none. Models of
+    several tasks with one name are imported as the first."""
+    pipeline_tag: str = ""
+    """Task on the hub."""
+
+
+_SYSTEMS: dict[tuple[type, type], System] = {}
+_TASKS: dict[type, TaskSystem] = {}
+_CLASSES: dict[str, type] = {}
+"""Classes that a configuration may name, by `type_name`. These names are never import paths."""
+
+
+def register(*entries: System | TaskSystem | type) -> None:
+    """Add systems, tasks and other classes of configurations.
+
+    Raises:
+        UserError: Two modules of a package, or two presets of one file name, have a class of the same name.
+    """
+    for entry in entries:
+        classes = entry[:2] if isinstance(entry, tuple) else (entry,)
+        for cls in classes:
+            name = type_name(cls)
+            # The class of the same module is replaced: a preset or a notebook's cell may have been edited.
+            if (other := _CLASSES.get(name, cls).__module__) != cls.__module__:
+                raise UserError(f"{cls.__name__} is a class of {other} and of {cls.__module__}; rename one of them.")
+            _CLASSES[name] = cls
+        if isinstance(entry, System):
+            _SYSTEMS[classes] = entry
+        elif isinstance(entry, TaskSystem):
+            _TASKS[entry.task] = entry
+
+
+def type_name(cls: type) -> str:
+    """Return the name of a class in config.json: "MaskedLM", "their_package:Mine", or "mine.py:Mine" of a preset."""
+    module = cls.__module__  # of a preset it is the path of the file
+    origin = Path(module).name if module.endswith(".py") else module.partition(".")[0]
+    return cls.__name__ if origin == "jaxlm" else f"{origin}:{cls.__name__}"
+
+
+def find_class(name: str, where: str) -> type:
+    """Return the registered class that `type_name` has named.
+
+    Args:
+        name: The name. The class of a preset is also found in another preset, as when the file has been renamed.
+        where: File that has the name, for messages.
+
+    Raises:
+        UserError: No such class is registered.
+    """
+    _load_packages()
+    if name in _CLASSES:
+        return _CLASSES[name]
+    origin, _, short = name.rpartition(":")
+    if origin.endswith(".py") or origin == "__main__":
+        found = [cls for key, cls in _CLASSES.items() if key.endswith(f".py:{short}")]
+        if len(found) == 1:
+            return found[0]
+        raise UserError(f"{where} names the class {short} of the preset {origin}; give that file as --preset {origin}.")
+    if origin:
+        raise UserError(
+            f"{where} names the class {short} of the package {origin}, which registers none here; install the package, "
+            "or give a preset that imports the class as --preset FILE."
+        )
+    raise UserError(f"{where} names a type {name!r} that this version of jaxlm does not know.")
+
+
+def is_registered(cls: type) -> bool:
+    """Return whether a configuration may name the class."""
+    _load_packages()
+    return _CLASSES.get(type_name(cls)) is cls
+
+
+def system_of(objective: Any, model: Any = None) -> System | None:
+    """Return the system of an objective and a model, by default its own; None if it is not registered.
+
+    An objective from outside jaxlm that is not registered with the model has the system of its base class.
+    """
+    _load_packages()
+    model = type(objective.model if model is None else model)
+    for cls in class_of(objective).__mro__:
+        if (found := _SYSTEMS.get((cls, model))) or ":" not in type_name(cls):
+            return found
+    return None
+
+
+def task_of(task: Any) -> TaskSystem | None:
+    """Return the entry of a task or of its base class; None if neither is registered."""
+    _load_packages()
+    return next((_TASKS[cls] for cls in type(task).__mro__ if cls in _TASKS), None)
+
+
+def all_systems() -> list[System]:
+    """Return the registered systems, jaxlm's first."""
+    _load_packages()
+    return list(_SYSTEMS.values())
+
+
+def all_tasks() -> list[TaskSystem]:
+    """Return the registered tasks, jaxlm's first."""
+    _load_packages()
+    return list(_TASKS.values())
+
+
+def importable() -> list[System]:
+    """Return the systems whose families are imported and fine-tuned, of jaxlm's at most one for each model."""
+    return [system for system in all_systems() if system.family and not system.export_only]
+
+
+@functools.cache
+def _load_packages() -> None:
+    """Import the modules that installed packages name as entry points; they call `register`."""
+    for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        try:
+            entry.load()
+        except Exception as error:  # of code that is not jaxlm's, which most commands do not need
+            log(f"The classes of {entry.dist.name} are not registered, since {entry.value} cannot be imported: "
+                f"{cause(error)}.")
+
+
+register(
     System(MaskedLM, Bert, "bert", "masked_lm"),
     System(MaskedLM, Roberta, "roberta", "masked_lm"),
     System(MaskedLM, XlmRoberta, "xlm_roberta", "masked_lm"),
@@ -98,37 +241,15 @@ SYSTEMS = (
     System(TripleRanking, TransE, writer="transe"),
     System(BidirectionalLM, Elmo),
     System(EntityAutoencoder, Ernie, writer="ernie"),
+    TaskSystem(Classification, TextRows, "SequenceClassification", "text-classification"),
+    TaskSystem(MultipleChoice, ChoiceRows, "MultipleChoice", "multiple-choice"),
+    TaskSystem(KagNet, ChoiceRows),
+    TaskSystem(Answers, AnswerRows, "QuestionAnswering", "question-answering"),
+    TaskSystem(Tagging, TagRows, "TokenClassification", "token-classification"),
+    TaskSystem(TextToText, PairRows),
+    TaskSystem(EntityTyping, TypingRows),
+    TaskSystem(RelationClassification, RelationRows),
+    TaskSystem(Rerank, TextGroups, "SequenceClassification", "text-ranking"),
+    DistilledClassification, Contrastive, SelfContrastive, ElectraEncoder, Model, KagNetwork, GraphSizes,
+    TextData, LinkedText, TripleData, MeshConfig,
 )
-
-
-def system_of(objective: Any, model: Any = None) -> System | None:
-    """Return the system of an objective and a model, by default its own; None if it is not registered."""
-    classes = (class_of(objective), type(objective.model if model is None else model))
-    return next((system for system in SYSTEMS if (system.objective, system.model) == classes), None)
-
-
-def importable() -> list[System]:
-    """Return the systems whose families are imported and fine-tuned, at most one for each model."""
-    return [system for system in SYSTEMS if system.family and not system.export_only]
-
-
-TASKS: tuple[tuple[type, type], ...] = (
-    (Classification, TextRows),
-    (DistilledClassification, TextRows),
-    (MultipleChoice, ChoiceRows),
-    (KagNet, ChoiceRows),
-    (Answers, AnswerRows),
-    (Tagging, TagRows),
-    (TextToText, PairRows),
-    (EntityTyping, TypingRows),
-    (RelationClassification, RelationRows),
-    (Rerank, TextGroups),
-)
-"""Tasks, each with its default form of rows."""
-
-CLASSES: tuple[type, ...] = tuple(dict.fromkeys([
-    *(cls for system in SYSTEMS for cls in (system.objective, system.model)),
-    *(cls for pair in TASKS for cls in pair), Contrastive, SelfContrastive,
-    ElectraEncoder, Model, KagNetwork, GraphSizes,
-]))
-"""Classes that a configuration may name."""

@@ -30,7 +30,7 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 CODE = re.compile(r"`([^`\n]+)`")
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w.-]*\w")
 NEW = "mine_tiny"
-"""A preset that the page on objectives has its reader write."""
+"""A preset that the pages on objectives have their reader write."""
 FOREIGN = {"--include_path", "--model", "--partof", "--objective.rate"}
 """Flags of lm_eval in inline code, a relation of a graph, and a field of the objective that a reader writes."""
 each_page = pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
@@ -46,6 +46,7 @@ def stop_after_parser(monkeypatch):
         raise Parsed(parser, arguments)
 
     monkeypatch.setattr(Parser, "parse_known_args", stop)
+    monkeypatch.setattr("jaxlm.commands.common._run_preset", str)  # --preset names a file of the reader's
 
 
 def segments(text: str) -> Iterator[list[str]]:
@@ -99,10 +100,13 @@ def fields() -> set[str]:
 
 
 @each_page
-def test_commands_parse(page, monkeypatch):
+def test_commands_parse(page, tmp_path, monkeypatch):
     """The command, its options and its preset exist, and so do the fields that it sets, with values of their types."""
     monkeypatch.chdir(ROOT)
     presets: dict[str, str] = {}  # run folder → preset, from the commands before
+    own = [code for _, code in FENCE.findall(page.read_text(encoding="utf-8")) if "\nexperiment = " in code]
+    for code in own:
+        (tmp_path / f"{NEW}.py").write_text(code)
     for command, *arguments in (found for words in snippets(page) for found in invocations(words)):
         line = f"{command} {shlex.join(arguments)}"
         assert command in COMMANDS or line.strip() == "--help", line
@@ -116,7 +120,7 @@ def test_commands_parse(page, monkeypatch):
             continue
         config = config or options.model
         if NEW in config:
-            config = "configs/bert_tiny.py"
+            config = str(tmp_path / f"{NEW}.py") if own else "configs/bert_tiny.py"
         if getattr(options, "run_dir", None):
             presets[options.run_dir] = config
         config = presets.get(config, config)

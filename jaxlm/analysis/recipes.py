@@ -160,9 +160,9 @@ def recipe_of(objective: Any) -> Recipe:
         UserError: Transformers has no counterpart.
     """
     system = system_of(objective)
-    if system is None or system.peer not in RECIPES:
+    if system is None or not system.peer:
         raise UserError(f"{type(objective).__name__} has no counterpart in Transformers; leave --peer out.")
-    return RECIPES[system.peer]
+    return system.peer if isinstance(system.peer, Recipe) else RECIPES[system.peer]
 
 
 def task_inputs(task: Task, example: Arrays) -> dict[str, Any]:

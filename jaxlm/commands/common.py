@@ -26,9 +26,19 @@ class Parser(argparse.ArgumentParser):
         """Create the parser; `description` keeps its line breaks."""
         raw = argparse.RawDescriptionHelpFormatter
         super().__init__(command, description=description, allow_abbrev=False, formatter_class=raw, **options)
+        self.add_argument("--preset", type=_run_preset, action="append", metavar="FILE", help=(
+            "a preset (a .py file) whose own classes a run or folder has; may be repeated"))
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message[0].lower()}{message[1:]}; see `{self.prog} --help`.")
+
+
+def _run_preset(path: str) -> str:
+    """Register the classes of a preset and return its path."""
+    from jaxlm.config.presets import run_preset
+
+    run_preset(path)
+    return path
 
 
 def config_parser(command: str, description: str | None) -> Parser:
@@ -144,9 +154,11 @@ def resolve_config(
 
 def _pin_init_from(options: argparse.Namespace) -> None:
     """Give the model of --init-from its commit on the hub: the one that the run began from, if any."""
+    from jaxlm.config.presets import load_preset
     from jaxlm.parallel.hosts import main_first
     from jaxlm.runs.folder import RunFolder
 
+    load_preset(options.config)  # whose own classes the run has
     root = run_folder(options) if hasattr(options, "run_dir") else None
     runs = [file.parent for pattern in ("", "*/", "*/*/") for file in root.glob(f"{pattern}data.json")] if root else ()
     stored = RunFolder.read(runs[0]).metadata.get("imported_from") if runs else None

@@ -3,36 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from typing import Any
 
-from jaxlm import systems
 from jaxlm.config.experiment import Experiment, OptimizerConfig, PhaseConfig, TrainConfig
-from jaxlm.data.linked_text import LinkedText
-from jaxlm.data.text import TextData
-from jaxlm.data.triples import TripleData
 from jaxlm.errors import UserError
 from jaxlm.fields import Setting, marks_of, settings
 from jaxlm.objectives.base import class_of
-from jaxlm.parallel.mesh import MeshConfig
+from jaxlm.systems import find_class, is_registered, register, type_name
 
-# The only classes that a configuration file may name. Its names are never import paths.
-CLASS_BY_NAME: dict[str, type] = {
-    cls.__name__: cls for cls in (
-        Experiment, TextData, LinkedText, TripleData, OptimizerConfig, PhaseConfig, TrainConfig, MeshConfig,
-        *systems.CLASSES,
-    )
-}
+register(Experiment, OptimizerConfig, PhaseConfig, TrainConfig)
 
 
 def to_json(value: Any) -> Any:
-    """Return a configuration as plain JSON values; "type" holds the class name of a dataclass."""
+    """Return a configuration as plain JSON values; "type" holds the `type_name` of a dataclass."""
     if dataclasses.is_dataclass(value):
         cls = class_of(value)
-        if CLASS_BY_NAME.get(cls.__name__) is not cls:
-            raise UserError(f"add {cls.__name__} to jaxlm/systems.py; no run of it could be opened.")
+        if not is_registered(cls):
+            raise UserError(f"{type_name(cls)} is not registered, so no run of it could be opened; pass it to "
+                            "jaxlm.systems.register.")
         kept = [f.name for f in dataclasses.fields(value) if not marks_of(f) & {"bound", "path"}]
-        return {"type": cls.__name__} | {name: to_json(getattr(value, name)) for name in kept}
+        return {"type": type_name(cls)} | {name: to_json(getattr(value, name)) for name in kept}
     if isinstance(value, (tuple, list)):
         return [to_json(item) for item in value]
     return value
@@ -46,16 +38,14 @@ def from_json(value: Any, where: str = "the configuration") -> Any:
         where: Name of the file, for messages.
 
     Raises:
-        UserError: This version of jaxlm does not know a class or a field, or refuses a value.
+        UserError: A class is not registered, or this version of jaxlm does not know a field, or refuses a value.
     """
     if isinstance(value, list):
         return tuple(from_json(item, where) for item in value)
     if not isinstance(value, dict):
         return value
     value = _renamed(value)
-    cls = CLASS_BY_NAME.get(str(value.get("type")))
-    if cls is None:
-        raise UserError(f"{where} names a type {value.get('type')!r} that this version of jaxlm does not know.")
+    cls = find_class(str(value.get("type")), where)
     marks = {f.name: marks_of(f) for f in dataclasses.fields(cls)}
     unknown = sorted(name for name in value if name != "type" and "bound" in marks.get(name, {"bound"}))
     if unknown:
@@ -82,9 +72,13 @@ def _renamed(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def flatten(config: Any, keep: Callable[[Setting], bool] = lambda setting: True) -> dict[str, Any]:
-    """Return {dotted name: JSON value} of the fields that `keep` accepts, with the class name for a dataclass."""
+    """Return {dotted name: JSON value} of the fields that `keep` accepts, with the class name for a dataclass.
+
+    A preset's class has the same name in a file that has been renamed.
+    """
     return {
-        s.name: type(s.value).__name__ if dataclasses.is_dataclass(s.value) else to_json(s.value)
+        s.name: re.sub(r".*\.py:", "preset:", type_name(class_of(s.value))) if dataclasses.is_dataclass(s.value)
+        else to_json(s.value)
         for s in settings(config) if keep(s)
     }
 

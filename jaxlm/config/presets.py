@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import difflib
 import json
 import os
 import re
-import runpy
+import sys
+import types
 from pathlib import Path
 
 from etils import epath
@@ -16,8 +18,9 @@ from jaxlm import __version__
 from jaxlm.config.experiment import Experiment
 from jaxlm.config.json import from_json
 from jaxlm.errors import UserError
-from jaxlm.fields import check_types
+from jaxlm.fields import check_types, settings
 from jaxlm.paths import any_path, is_run_folder, reading, refuse_links
+from jaxlm.systems import register, type_name
 
 PRESETS = Path(__file__).parents[1] / "presets"
 """Folder of the presets that are installed with jaxlm; in a checkout it is a link to configs/."""
@@ -31,26 +34,48 @@ def preset_files() -> dict[str, str]:
 def load_preset(path: str) -> Experiment:
     """Return the Experiment of a run folder, or of a preset: a Python file that sets `experiment`.
 
-    Only a file whose name ends in .py is executed, or an installed preset by its name.
-
     Raises:
         UserError: The path is neither, or the preset cannot be run.
     """
     if is_run_folder(path):
         return load_config(any_path(path) / "config.json")
-    path = preset_files().get(path, path)
-    if not (path.endswith(".py") and Path(path).is_file()):
-        raise UserError(f"there is no preset or run folder {path}; {_hint(Path(path))}")
-    try:
-        experiment = runpy.run_path(path).get("experiment")
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"the preset {path} cannot be run: {type(error).__name__}: {error}") from error
+    experiment = getattr(run_preset(path), "experiment", None)
     if not isinstance(experiment, Experiment):
         raise UserError(f"the preset {path} does not set `experiment` to a jaxlm Experiment.")
     check_types(experiment)
     return experiment
+
+
+def run_preset(path: str) -> types.ModuleType:
+    """Run a preset's file as a module, once for each content, and register the classes that it brings.
+
+    These are the dataclasses that it defines or imports, and those of its `experiment`. Only a file whose name ends in
+    .py is executed, or an installed preset by its name.
+
+    Raises:
+        UserError: There is no such file, or it cannot be run.
+    """
+    path = preset_files().get(path, path)
+    if not (path.endswith(".py") and Path(path).is_file()):
+        raise UserError(f"there is no preset or run folder {path}; {_hint(Path(path))}")
+    # Annotations, flags and `type_name` find the module by its name, which is not one that Python could import.
+    name, source = os.path.abspath(path), Path(path).read_bytes()
+    if (module := sys.modules.get(name)) is not None and module.__source__ == source:
+        return module
+    sys.modules[name] = module = types.ModuleType(name)
+    module.__file__, module.__source__ = name, source
+    try:
+        exec(compile(source, name, "exec"), vars(module))
+        found = [value for value in vars(module).values() if isinstance(value, type)]
+        if isinstance(experiment := getattr(module, "experiment", None), Experiment):
+            found += [type(setting.value) for setting in settings(experiment)]
+        register(*(cls for cls in found if dataclasses.is_dataclass(cls) and ":" in type_name(cls)))
+    except BaseException as error:
+        del sys.modules[name]
+        if isinstance(error, UserError) or not isinstance(error, Exception):
+            raise
+        raise UserError(f"the preset {path} cannot be run: {type(error).__name__}: {error}") from error
+    return module
 
 
 def describe_preset(path: str) -> str:

@@ -28,7 +28,7 @@ def family_of(objective: Any) -> Family:
             f"{type(objective).__name__} with the model {type(objective.model).__name__} has no class in Transformers, "
             "so it cannot be exported."
         )
-    return _module(system.family).FAMILY
+    return _families(system)[0]
 
 
 def family_named(model_type: str, where: str, architecture: str = "") -> Family:
@@ -42,11 +42,13 @@ def family_named(model_type: str, where: str, architecture: str = "") -> Family:
     Raises:
         UserError: jaxlm does not have the family.
     """
-    modules = [_module(system.family) for system in systems.importable()]
-    families = {family.model_type: family for m in modules for family in (m.FAMILY, *getattr(m, "IMPORT_ONLY", ()))}
+    # Of two with one `model_type` the first is kept, so that no package changes what jaxlm's folders are.
+    found = [family for system in systems.importable() for family in _families(system)]
+    families = {family.model_type: family for family in reversed(found)}
     if model_type not in families:
         raise UserError(
-            f"{where} holds a model of the family {model_type!r}; jaxlm imports these families: {', '.join(families)}."
+            f"{where} holds a model of the family {model_type!r}; jaxlm imports these families: "
+            f"{', '.join(reversed(families))}."
         )
     return import_family(families[model_type], architecture)
 
@@ -59,10 +61,18 @@ def writer_of(objective: Any) -> Callable[..., None] | None:
 
 def reader_of(folder: Path) -> Callable[[Path], PretrainedModel] | None:
     """Return the function that reads a folder in a system's own format, which it knows by a file in it, if any."""
-    modules = [_module(system.writer) for system in systems.SYSTEMS if system.writer]
+    modules = [_module(system.writer) for system in systems.all_systems() if system.writer]
     return next((m.read for m in modules if hasattr(m, "MARKER") and (folder / m.MARKER).is_file()), None)
 
 
+def _families(system: systems.System) -> tuple[Family, ...]:
+    """Return the family of a system, which exports, and those that are only imported."""
+    if isinstance(system.family, Family):
+        return (system.family,)
+    module = _module(system.family)
+    return (module.FAMILY, *getattr(module, "IMPORT_ONLY", ()))
+
+
 def _module(name: str) -> Any:
-    """Import a module of this package, so that only the families in use are imported."""
-    return importlib.import_module(f"jaxlm.huggingface.{name}")
+    """Import a module of this package or, by its dotted name, of another; only those in use are imported."""
+    return importlib.import_module(name if "." in name else f"jaxlm.huggingface.{name}")

@@ -9,7 +9,7 @@ import collections
 import dataclasses
 import functools
 import re
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -19,40 +19,14 @@ from jaxlm.fields import marks_of
 from jaxlm.huggingface.family import Family, Head, Source, TransformersModel
 from jaxlm.huggingface.sentence_transformers import CONFIG, reranker_prompt
 from jaxlm.huggingface.table import Table, dense
-from jaxlm.objectives.base import Objective, class_of
-from jaxlm.tasks.answers import Answers
+from jaxlm.objectives.base import Objective
 from jaxlm.tasks.base import Task
 from jaxlm.tasks.classification import Classification
-from jaxlm.tasks.distillation import DistilledClassification
-from jaxlm.tasks.multiple_choice import MultipleChoice
 from jaxlm.tasks.rerank import Rerank
 from jaxlm.tasks.tagging import Tagging
 from jaxlm.tasks.text_to_text import TextToText
 from jaxlm.tokenizers.template import symbol_id
 
-
-class TransformersTask(NamedTuple):
-    """Task in Transformers.
-
-    Attributes:
-        name: name in auto classes ("SequenceClassification"), the key of `Family.heads`.
-        pipeline_tag: task on the hub.
-        kind: our task, as which its models are imported.
-    """
-
-    name: str
-    pipeline_tag: str
-    kind: type[Task]
-
-
-TASKS: dict[type[Task], TransformersTask] = {
-    Classification: TransformersTask("SequenceClassification", "text-classification", Classification),
-    DistilledClassification: TransformersTask("SequenceClassification", "text-classification", Classification),
-    MultipleChoice: TransformersTask("MultipleChoice", "multiple-choice", MultipleChoice),
-    Tagging: TransformersTask("TokenClassification", "token-classification", Tagging),
-    Answers: TransformersTask("QuestionAnswering", "question-answering", Answers),
-    Rerank: TransformersTask("SequenceClassification", "text-ranking", Rerank),
-}
 TASK_PARAMS = ("pooler", "classifier", "kind_classifier")
 """Parameters that a task adds to a model."""
 PROBLEM_TYPES = {
@@ -97,21 +71,21 @@ def export_family(base: Family, task: Objective) -> Family:
 
 def import_family(base: Family, architecture: str) -> Family:
     """Return the family of a folder of this class: the task's, or `base` for pretraining classes."""
-    for theirs in TASKS.values():
-        head = base.heads.get(theirs.name)
+    for entry in systems.all_tasks():
+        head = base.heads.get(entry.head)
         if head is not None and head.architecture == architecture:
             return dataclasses.replace(
                 base, models=lambda task: (_transformers_model(base, task),), stored_models=None,
-                read_objective=functools.partial(_read_task, base, theirs.kind, head),
+                read_objective=functools.partial(_read_task, base, entry.task, head),
             )
     return base
 
 
 def _transformers_model(base: Family, task: Task) -> TransformersModel:
     """Return the Transformers model of a task."""
-    theirs = TASKS.get(class_of(task))
-    head = base.heads.get(theirs.name) if theirs else None
-    if theirs is None or head is None or getattr(task, "both_orders", False):
+    entry = systems.task_of(task)
+    head = base.heads.get(entry.head) if entry else None
+    if head is None or getattr(task, "both_orders", False):
         what = " that reads a pair in both orders" if head else ""
         raise UserError(
             f"{type(task).__name__} with a {type(task.model).__name__}{what} has no class in Transformers, so it "
@@ -119,8 +93,8 @@ def _transformers_model(base: Family, task: Task) -> TransformersModel:
         )
     main = base.models(pretraining_objective(task))[0]
     return TransformersModel(
-        head.architecture, f"AutoModelFor{theirs.name}", main.config | _config(theirs.kind, task, head),
-        _table(main.table, base.text_params, task, head), pipeline_tag=theirs.pipeline_tag,
+        head.architecture, f"AutoModelFor{entry.head}", main.config | _config(entry.task, task, head),
+        _table(main.table, base.text_params, task, head), pipeline_tag=entry.pipeline_tag,
     )
 
 

@@ -17,12 +17,12 @@ from jaxlm.config.flags import override
 from jaxlm.config.presets import load_preset
 from jaxlm.errors import UserError
 from jaxlm.fields import Setting, settings, with_value
-from jaxlm.objectives.base import Objective, PretrainedModel, class_of, with_options
+from jaxlm.objectives.base import Objective, PretrainedModel, with_options
 from jaxlm.paths import is_run_folder
 from jaxlm.runs.folder import NO_RUN, RunFolder
 from jaxlm.runs.load import load_model
 from jaxlm.runs.session import set_up
-from jaxlm.systems import TASKS, system_of
+from jaxlm.systems import system_of, task_of
 from jaxlm.tasks.base import Task
 from jaxlm.tasks.evaluate import Evaluation
 from jaxlm.tasks.text_to_text import TextToText
@@ -169,7 +169,7 @@ def open_evaluation(path: str | os.PathLike[str], flags: Sequence[str] = ()) -> 
 def folder_experiment(task: Task) -> Experiment:
     """Return the configuration to evaluate a Transformers folder: the task with its default form of rows."""
     length = task.model.max_length or 512
-    data = dict(TASKS)[class_of(task)](length=min(length, 512))
+    data = task_of(task).rows(length=min(length, 512))
     return Experiment(objective=task, data=data, train=TrainConfig(batch_size=32))
 
 

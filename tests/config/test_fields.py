@@ -8,10 +8,11 @@ import re
 
 import pytest
 
+from jaxlm import systems
 from jaxlm.config import flags
 from jaxlm.config.experiment import Experiment, TrainConfig
 from jaxlm.config.flags import override
-from jaxlm.config.json import CLASS_BY_NAME, differences, flatten, from_json, to_json
+from jaxlm.config.json import differences, flatten, from_json, to_json
 from jaxlm.errors import UserError
 from jaxlm.fields import Setting, check_ranges, field
 from jaxlm.objectives.base import Objective
@@ -52,7 +53,7 @@ BOUND = Experiment(objective=Learn().bind_unchecked(Vocabulary.stand_in(160)))
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
     for cls in (Layer, Model, Learn):
-        monkeypatch.setitem(CLASS_BY_NAME, cls.__name__, cls)
+        monkeypatch.setitem(systems._CLASSES, systems.type_name(cls), cls)
 
 
 def test_what_decides_the_result_and_what_decides_the_weights():
@@ -89,7 +90,7 @@ def test_json_has_neither_bound_fields_nor_paths():
     back = from_json(value | {"objective": value["objective"] | {"cache": "/elsewhere"}})
     assert back == Experiment(objective=Learn(rate=0.2)), "a path of another machine is not taken either"
     with pytest.raises(UserError, match="has a field 'vocabulary' that Learn does not have"):
-        from_json({"type": "Learn", "vocabulary": 3})
+        from_json({"type": "tests:Learn", "vocabulary": 3})
 
 
 def test_the_contrastive_objective_of_older_runs_is_that_of_rows_or_of_text():

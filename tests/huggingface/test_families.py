@@ -15,9 +15,10 @@ from jaxlm.models.deberta import DebertaV3
 from jaxlm.models.elmo import Elmo
 from jaxlm.models.gpt3 import Gpt3
 from jaxlm.objectives.causal_lm import CausalLM
-from jaxlm.systems import SYSTEMS, System, importable
+from jaxlm.systems import System, all_systems, importable
 from jaxlm.tasks.classification import Classification
 
+SYSTEMS = all_systems()
 EXPORTED = [system for system in SYSTEMS if system.family]
 
 
@@ -68,7 +69,8 @@ def test_the_order_of_the_systems_decides_nothing(order, monkeypatch):
     """A new objective without a family in front of the others changes nothing either."""
     task, model_types = Classification(model=Bert(), labels=("a", "b")), ("bert", "distilbert", "gpt2")
     imported = [family_named(name, "here") for name in model_types]
-    monkeypatch.setattr(systems, "SYSTEMS", (System(CausalLM, Bert), System(CausalLM, Elmo), *order))
+    monkeypatch.setattr(systems, "_SYSTEMS", {})
+    systems.register(System(CausalLM, Bert), System(CausalLM, Elmo), *order)
     assert family_of(task).models(task)[0].architecture == "BertForSequenceClassification"
     assert [family_named(name, "here") for name in model_types] == imported
     with pytest.raises(UserError, match="the model Elmo has no class in Transformers"):

@@ -12,11 +12,12 @@ import pytest
 import torch
 import transformers
 
+from jaxlm import systems
 from jaxlm.data.labelled import LabelledSource, Record
 from jaxlm.errors import UserError
 from jaxlm.huggingface import ModelCard, export_folder, import_folder
 from jaxlm.huggingface.families import family_of
-from jaxlm.huggingface.tasks import TASKS, pretraining_objective
+from jaxlm.huggingface.tasks import pretraining_objective
 from jaxlm.models.albert import Albert
 from jaxlm.models.bert import Bert
 from jaxlm.models.deberta import Deberta
@@ -64,9 +65,9 @@ SETTINGS = {
 }
 CASES = {
     head.architecture: (kind, model)
-    for model in MODELS for kind, theirs in TASKS.items() if kind in SETTINGS
+    for model in MODELS for kind in SETTINGS
     for name, head in family_of(pretraining_objective(Classification(model=MODELS[model]))).heads.items()
-    if name == theirs.name
+    if name == systems.task_of(kind()).head
 }
 """Class of Transformers → our task and model."""
 TEXTS = ("ak", "bks the tree, lb as a tree", "cm")
@@ -130,7 +131,7 @@ def ours_of(task, params, batch) -> np.ndarray:
 
 
 def auto_class(kind):
-    return getattr(transformers, f"AutoModelFor{TASKS[kind].name}")
+    return getattr(transformers, f"AutoModelFor{systems.task_of(kind()).head}")
 
 
 def compare(task, params, folder, tokenizer) -> None:

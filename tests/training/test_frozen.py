@@ -13,8 +13,8 @@ import optax
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from jaxlm import systems
 from jaxlm.cli import main
-from jaxlm.config import json as config_json
 from jaxlm.config.experiment import Experiment, OptimizerConfig, Resolved, TrainConfig
 from jaxlm.config.presets import load_config
 from jaxlm.errors import Stopped, UserError
@@ -73,7 +73,7 @@ class Readout(Objective):
 
 @pytest.fixture
 def experiment(finished, monkeypatch) -> Experiment:
-    monkeypatch.setitem(config_json.CLASS_BY_NAME, "Readout", Readout)
+    monkeypatch.setitem(systems._CLASSES, systems.type_name(Readout), Readout)
     teacher = load_config(finished / "config.json")
     return Experiment(
         Readout(model=teacher.objective.model, teacher=str(finished)),

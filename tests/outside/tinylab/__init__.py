@@ -1,0 +1,1 @@
+"""What a stranger adds to jaxlm, in a package of their own."""

@@ -1,0 +1,243 @@
+"""Objectives, models and tasks from outside jaxlm: of a preset, and of the installed package tests/outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import jaxlm
+from jaxlm import systems
+from jaxlm.cli import main
+from jaxlm.config.json import flatten, from_json, to_json
+from jaxlm.config.presets import load_preset
+from jaxlm.errors import UserError
+from jaxlm.models.bert import Bert
+from jaxlm.models.roberta import Roberta
+from jaxlm.objectives.masked_lm import MaskedLM
+from jaxlm.tasks.classification import Classification, TextRows
+from tests.training.support import saved_steps, write_text
+
+OUTSIDE = Path(__file__).parent / "outside"
+PAGE = (Path(jaxlm.__file__).parent / "YOUR_OWN.md").read_text("utf-8")
+OWN = """
+import dataclasses
+from jaxlm.config.experiment import Experiment
+from jaxlm.objectives.masked_lm import MaskedLM
+
+source = "a name that a preset may use"
+
+@dataclasses.dataclass(frozen=True)
+class Mine(MaskedLM):
+    power: float = 1.0
+
+experiment = Experiment(objective=Mine(power=2.0))
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_registry(monkeypatch):
+    """Nothing that a test registers or imports is left behind."""
+    for name in ("_SYSTEMS", "_TASKS", "_CLASSES"):
+        monkeypatch.setattr(systems, name, dict(getattr(systems, name)))
+    before = set(sys.modules)
+    yield
+    for name in [name for name in sys.modules.keys() - before if name.endswith(".py") or name.startswith("tinylab")]:
+        del sys.modules[name]
+    systems._load_packages.cache_clear()
+
+
+def written(path: Path, text: str = OWN) -> str:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    return str(path)
+
+
+def test_a_preset_brings_its_classes(tmp_path):
+    experiment = load_preset(written(tmp_path / "mine.py"))
+    value = to_json(experiment)
+    assert value["objective"]["type"] == "mine.py:Mine" and value["objective"]["model"]["type"] == "Bert"
+    assert from_json(value) == experiment
+    assert load_preset(str(tmp_path / "mine.py")) is experiment, "the file is run once"
+    base = systems.system_of(MaskedLM(model=Roberta()))
+    assert systems.system_of(experiment.objective, Roberta()) == base
+    assert systems.system_of(with_other_model(experiment.objective)) is None, "of a model of its own"
+    edited = load_preset(written(tmp_path / "mine.py", OWN.replace("2.0", "3.0")))
+    assert edited.objective.power == 3.0 and to_json(edited)["objective"]["power"] == 3.0
+
+
+def with_other_model(objective):
+    class Other(Bert):
+        pass
+
+    return type(objective)(model=Other())
+
+
+def test_a_run_needs_the_file_of_its_preset(tmp_path, monkeypatch):
+    value = to_json(load_preset(written(tmp_path / "mine.py")))
+    monkeypatch.setattr(systems, "_CLASSES", {n: c for n, c in systems._CLASSES.items() if ":" not in n})
+    with pytest.raises(UserError, match=re.escape("run names the class Mine of the preset mine.py; give that file as")):
+        from_json(value, "run")
+    renamed = load_preset(written(tmp_path / "renamed.py"))
+    assert type(from_json(value).objective) is type(renamed.objective)
+    assert flatten(renamed)["objective"] == "preset:Mine" != flatten(load_preset("bert_tiny"))["objective"]
+    load_preset(written(tmp_path / "third.py"))
+    with pytest.raises(UserError, match=r"names the class Mine of the preset mine\.py"):  # one of two that it may be
+        from_json(value)
+
+
+def test_two_classes_of_one_name_are_refused(tmp_path):
+    load_preset(written(tmp_path / "a" / "mine.py"))
+    with pytest.raises(UserError, match=r"Mine is a class of \S*/a/mine.py and of \S*/b/mine.py; rename one of them"):
+        load_preset(written(tmp_path / "b" / "mine.py"))
+    shadow = load_preset(written(tmp_path / "shadow.py", OWN.replace("class Mine(", "class MaskedLM(").replace(
+        "Mine(power", "MaskedLM(power")))
+    assert type(from_json(to_json(shadow)).objective) is type(shadow.objective) is not MaskedLM
+
+
+@pytest.mark.parametrize("name", ["os:system", "os.py:system", "subprocess", "mylab:Mine", "tests.outside.evil:Evil"])
+def test_nothing_is_imported_because_a_folder_says_so(tmp_path, name, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path / "mylab.py", "raise SystemExit('imported')")
+    written(tmp_path / "os.py", "raise SystemExit('imported')")
+    before = set(sys.modules)
+    with pytest.raises(UserError, match=r"here names (the class|a type)"):
+        from_json({"type": name, "command": "true"}, "here")
+    assert not sys.modules.keys() - before
+
+
+def test_a_class_that_nothing_registers_is_not_saved():
+    class Mine(MaskedLM):
+        pass
+
+    with pytest.raises(UserError, match=r"tests:Mine is not registered.*jaxlm.systems.register"):
+        to_json(Mine())
+
+
+def test_a_package_that_cannot_be_imported_is_named(tmp_path, monkeypatch, capsys):
+    """And everything else works."""
+    info = tmp_path / "broken-1.dist-info"
+    written(info / "METADATA", "Name: broken\nVersion: 1\n")
+    written(info / "entry_points.txt", "[jaxlm.systems]\nbroken = no_such_module\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    systems._load_packages.cache_clear()
+    assert systems.system_of(MaskedLM()).family == "bert"
+    said = capsys.readouterr()
+    assert "The classes of broken are not registered, since no_such_module cannot be imported" in said.err + said.out
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """The folder in which pip has installed the package."""
+    folder = tmp_path_factory.mktemp("site")
+    source = shutil.copytree(OUTSIDE, folder / "source")
+    options = ["--no-deps", "--no-index", "--no-build-isolation", "--quiet", "--target", str(folder / "packages")]
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, str(source)], check=True, timeout=600)
+    return folder / "packages"
+
+
+def test_an_installed_package_is_found_by_its_entry_point(site, monkeypatch):
+    monkeypatch.syspath_prepend(site)
+    systems._load_packages.cache_clear()
+    assert "tinylab" not in sys.modules
+    value = {"type": "tinylab:Shuffled", "model": {"type": "tinylab:GatedBert"}, "input_format": "document"}
+    objective = from_json(value)
+    assert to_json(objective)["model"]["type"] == "tinylab:GatedBert"
+    from jaxlm.huggingface.families import family_named, family_of
+
+    assert family_of(objective).models(objective)[0].architecture == "GatedBertForMaskedLM"
+    assert family_named("gated-bert", "here").model_type == "gated-bert"
+    task = from_json({"type": "tinylab:Smoothed", "labels": ["a", "b"], "model": value["model"]})
+    assert family_of(task).models(task)[0].architecture == "GatedBertForSequenceClassification"
+    assert systems.task_of(task).rows.text_field == "review"
+    assert systems.task_of(Classification()).rows is TextRows
+
+
+def test_the_page(tmp_path, monkeypatch, capsys):
+    """Its preset and its commands, on a little text."""
+    monkeypatch.chdir(tmp_path)
+    (_, code), (_, commands), *_ = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.M | re.S)
+    commands = commands.splitlines()
+    small = 'Bert(hidden_size=16, num_layers=1, num_heads=2, intermediate_size=32, dropout=0.0, attention_dropout=0.0)'
+    for old, new in (('Bert.published("tiny")', small), ("steps=200", 'steps=2, tracker="none"'), ("1024", "512")):
+        assert old in code
+        code = code.replace(old, new)
+    written(tmp_path / "mine_tiny.py", code)
+    write_text(Path(written(tmp_path / "texts" / "some.txt", "")))
+    assert len(commands) == 5
+    for command in commands:
+        _, *arguments = shlex.split(command.replace("300", "3"), comments=True)
+        assert main(arguments) in (0, None), command
+    said = capsys.readouterr().out
+    assert "predict" in said and "step 3" in said
+    assert saved_steps(tmp_path / "runs/mine")[-1] == 3
+    assert json.loads((tmp_path / "runs/mine/config.json").read_text())["objective"]["type"] == "mine_tiny.py:Mine"
+    assert jaxlm.load("runs/mine", preset="mine_tiny.py").objective.power == 2.0
+    config = json.loads((tmp_path / "exported" / "config.json").read_text())
+    assert config["architectures"] == ["BertForMaskedLM"]
+
+
+@pytest.mark.slow
+def test_the_package_in_every_command(site, tmp_path):
+    """Pretrain, kill, resume, show, plan, export, finetune, evaluate, in processes that find it by its entry point."""
+    for name in ("shuffled_tiny.py", "smoothed.py"):
+        shutil.copy(OUTSIDE / name, tmp_path / name)
+    write_text(tmp_path / "text.txt")
+    rows = [{"review": f"{word} {word} bo ka", "label": label} for word, label in [("ti", "a"), ("mu", "b")] * 20]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    root = str(Path(jaxlm.__file__).parents[1])
+    installed = os.environ | {"PYTHONPATH": f"{root}{os.pathsep}{site}"}
+
+    def start(*arguments: str, env=installed) -> subprocess.Popen:
+        return subprocess.Popen([sys.executable, "-m", "jaxlm.cli", *arguments], cwd=tmp_path, env=env, text=True,
+                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+    def run(*arguments: str, code: int = 0, env=installed) -> str:
+        process = start(*arguments, env=env)
+        said = process.communicate(timeout=600)[0]
+        assert process.returncode == code, said
+        return said
+
+    killed = start("pretrain", "shuffled_tiny.py", "--run-dir", "run", "--train.steps", "4000")
+    deadline = time.monotonic() + 600
+    while not saved_steps(tmp_path / "run"):
+        assert killed.poll() is None and time.monotonic() < deadline, killed.communicate()[0]
+        time.sleep(0.2)
+    killed.kill()
+    killed.communicate()
+    steps = saved_steps(tmp_path / "run")[-1] + 4
+    assert "resumed at step" in run("pretrain", "run", "--train.steps", str(steps))
+    assert saved_steps(tmp_path / "run")[-1] == steps
+    assert "Shuffled, step 0" in run("show", "run")
+    assert "tinylab:Shuffled" in (tmp_path / "run/config.json").read_text()
+    assert "batch 8 x 32" in run("plan", "run")
+    run("export", "run", "out")
+    code = """
+import jax, numpy as np, torch, tinylab.modeling, transformers, jaxlm
+from jaxlm.models.base import Inputs
+theirs = transformers.AutoModelForMaskedLM.from_pretrained("out").eval()
+ours, ids = jaxlm.load("run"), np.arange(24).reshape(2, 12) % 30 + 5
+model = ours.objective.model
+hidden = model.hidden_states(ours.params, Inputs(jax.numpy.asarray(ids)))
+matrix, bias = model.output_matrix(ours.params)
+logits = model.token_features(ours.params, hidden) @ matrix.T + bias
+np.testing.assert_allclose(logits, theirs(torch.tensor(ids)).logits.detach(), atol=1e-4)
+again = jaxlm.load("out")
+assert type(again.objective.model).__name__ == "GatedBert"
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=installed, check=True, timeout=600)
+    assert "smoothed" in run("finetune", "smoothed.py", "--init-from", "run", "--run-dir", "tuned")
+    run("export", "tuned", "tuned_out")
+    assert json.loads((tmp_path / "tuned_out/config.json").read_text())["model_type"] == "gated-bert"
+    assert "smoothed" in run("evaluate", "tuned", "--data.source", "rows.jsonl")
+    run("embed", "run", "ti mu")
+    said = run("show", "run", code=2, env=os.environ | {"PYTHONPATH": root})
+    assert "config.json names the class Shuffled of the package tinylab, which registers none here" in said
