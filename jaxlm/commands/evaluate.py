@@ -7,8 +7,8 @@ jaxlm evaluate RUN_OR_HF_DIR --vectors FILE_OR_FOLDER [--columns TEXT,TEXT,SCORE
 
 Without --data.source the rows are the held-out ones. --against compares with another model on the same rows, by a
 paired bootstrap. --task scores any decoder, T5 or masked language model on prompts, without training (see
-jaxlm/tasks/in_context.md). --vectors compares the model's text vectors, also without training: pairs with a score or a
-0/1 label, or queries with their documents (see jaxlm/tasks/vectors.md).
+jaxlm/evaluation/in_context.md). --vectors compares the model's text vectors, also without training: pairs with a score or a
+0/1 label, or queries with their documents (see jaxlm/evaluation/vectors.md).
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def main(arguments: list[str]) -> None:
                 raise UserError("--bootstrap and --against are for fine-tuned models; leave them out with --task.")
             if rest:
                 raise UserError(f"{rest[0]} cannot be combined with --task; set it in the task file.")
-            from jaxlm.tasks.in_context import run
+            from jaxlm.evaluation.in_context import run
 
             result = run(options.model, options.task, options.predictions or "", options.limit)
     if jax.process_index() == 0:
@@ -99,9 +99,9 @@ def evaluate_run(
 
 
 def evaluate_vectors(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the result of a model's vectors; see `jaxlm.tasks.vectors.evaluate`."""
+    """Return the result of a model's vectors; see `jaxlm.evaluation.vectors.evaluate`."""
+    from jaxlm.evaluation.vectors import evaluate
     from jaxlm.runs.model import load_trained
-    from jaxlm.tasks.vectors import evaluate
     from jaxlm.types import Role
 
     model = load_trained(options.model)

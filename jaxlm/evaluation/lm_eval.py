@@ -1,11 +1,11 @@
 """Models of jaxlm under the Language Model Evaluation Harness (package lm-eval, extra [eval]), without export.
 
     from lm_eval import simple_evaluate
-    from jaxlm.tasks.lm_eval import JaxLM
+    from jaxlm.evaluation.lm_eval import JaxLM
 
     simple_evaluate(model=JaxLM("runs/gpt2"), tasks=["lambada_openai"])
 
-or with lm_eval's own options: python -m jaxlm.tasks.lm_eval --model jaxlm --model_args path=runs/gpt2 --tasks …
+or with lm_eval's own options: python -m jaxlm.evaluation.lm_eval --model jaxlm --model_args path=runs/gpt2 --tasks …
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import sys
 from collections import defaultdict
 from typing import Any
 
-import jaxlm
 from jaxlm.errors import UserError, install
 from jaxlm.inference.generate import Settings, max_length
 from jaxlm.inference.score import encode_pair, score, score_texts
 from jaxlm.inference.text import cut, fit_prompts, generate_text
+from jaxlm.runs.model import load_trained
 
 try:
     from lm_eval.api.instance import Instance
@@ -48,7 +48,8 @@ class JaxLM(LM):
             UserError: The model writes no text.
         """
         super().__init__()
-        self.loaded = jaxlm.load(os.fspath(path), to_answer=True)
+        self.loaded = load_trained(path)
+        self.loaded.require_heads()
         if self.loaded.objective.answer_kind != "text":
             raise UserError(f"{path} is of {type(self.loaded.objective).__name__}; lm_eval asks causal and "
                             "encoder-decoder models.")

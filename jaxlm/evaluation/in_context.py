@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 
-import jaxlm
 from jaxlm.errors import UserError
+from jaxlm.evaluation.prompts import METRICS, PromptRow, PromptTask, read_examples, read_task
 from jaxlm.inference.generate import Settings, max_length
 from jaxlm.inference.score import Pair, Score, encode_pair, score, score_texts
 from jaxlm.inference.text import fit_prompts, generate_text
 from jaxlm.objectives.base import PretrainedModel
 from jaxlm.paths import any_path, check_output
+from jaxlm.runs.model import load_trained
 from jaxlm.tasks import metrics
 from jaxlm.tasks.evaluate import write_predictions
-from jaxlm.tasks.prompts import METRICS, PromptRow, PromptTask, read_examples, read_task
 from jaxlm.tokenizers.unknown import summarize_unknown
 
 Result = tuple[list[dict[str, Any]], dict[str, float], dict[str, int]]
@@ -45,7 +45,8 @@ def run(model_path: str, task_file: str, predictions: str = "", limit: int = 0) 
     task = read_task(task_file)
     check_output(predictions, "--predictions", inputs=(task_file, task.data, task.shots_data))
     examples = read_examples(task, limit)
-    loaded = jaxlm.load(model_path, to_answer=True)
+    loaded = load_trained(model_path)
+    loaded.require_heads()
     tokenizer, prompts = loaded.tokenizer, [example.prompt for example in examples]
     if unknown := summarize_unknown(tokenizer, [(tokenizer.encode_arrays([text])[0], [text]) for text in prompts]):
         print(unknown)
