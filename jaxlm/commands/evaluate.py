@@ -7,8 +7,8 @@ jaxlm evaluate RUN_OR_HF_DIR --vectors FILE_OR_FOLDER [--columns TEXT,TEXT,SCORE
 
 Without --data.source the rows are the held-out ones. --against compares with another model on the same rows, by a
 paired bootstrap. --task scores any decoder, T5 or masked language model on prompts, without training (see
-jaxlm/evaluation/in_context.md). --vectors compares the model's text vectors, also without training: pairs with a score or a
-0/1 label, or queries with their documents (see jaxlm/evaluation/vectors.md).
+jaxlm/evaluation/in_context.md). --vectors compares the model's text vectors, also without training: pairs with a score
+or a 0/1 label, or queries with their documents (see jaxlm/evaluation/vectors.md).
 """
 
 from __future__ import annotations
