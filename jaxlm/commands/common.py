@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from etils import epath
 
     from jaxlm.config.experiment import Resolved
+    from jaxlm.parallel.mesh import MeshConfig
 
 
 class Parser(argparse.ArgumentParser):
@@ -69,6 +70,22 @@ def remark_length(length: int | None, model: Any) -> None:
     most = model.objective.model.text_model.max_length
     if most and (length or 0) > most:
         log_line(f"The model reads at most {most:,} tokens of a text; --length {length} changes nothing beyond.")
+
+
+def mesh_options(parser: argparse.ArgumentParser) -> None:
+    """Add the axes of the mesh of a trained model, for `chosen_mesh`."""
+    text = "devices along this axis of the mesh; by default as in the model's training, if that fits the devices"
+    for axis in ("data", "fsdp", "tensor"):
+        parser.add_argument(f"--mesh.{axis}", type=int, default=None, help=text, metavar="N")
+
+
+def chosen_mesh(options: argparse.Namespace) -> MeshConfig | None:
+    """Return the mesh of the options; None without any. An axis that is left out has the default of training."""
+    from jaxlm.parallel.mesh import MeshConfig
+
+    sizes = {axis: getattr(options, f"mesh.{axis}") for axis in ("data", "fsdp", "tensor")}
+    given = {axis: size for axis, size in sizes.items() if size is not None}
+    return MeshConfig(**given) if given else None
 
 
 def bootstrap_option(parser: argparse.ArgumentParser) -> None:

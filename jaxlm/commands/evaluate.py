@@ -17,12 +17,14 @@ import argparse
 import json
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxlm.commands.common import (
     Parser,
     bootstrap_option,
+    chosen_mesh,
     count,
+    mesh_options,
     output_option,
     remark_length,
     standard_output,
@@ -31,6 +33,9 @@ from jaxlm.commands.common import (
 )
 from jaxlm.errors import UserError
 from jaxlm.paths import check_output
+
+if TYPE_CHECKING:
+    from jaxlm.parallel.mesh import MeshConfig
 
 RESAMPLES = 1000
 """Resamples of a comparison."""
@@ -52,6 +57,7 @@ def main(arguments: list[str]) -> None:
         "columns of --vectors: TEXT,TEXT,SCORE or QUERY,DOCUMENTS; by default sentence1,sentence2,score (or label), or "
         "query,positive"))
     vector_options(parser)
+    mesh_options(parser)
     parser.add_argument("--document-prompt", default=None, help=(
         "text before each document of a retrieval, such as 'passage: '; --prompt is then before queries only; by "
         "default the model's own, else none"))
@@ -61,6 +67,7 @@ def main(arguments: list[str]) -> None:
     start_jax()
     import jax
 
+    mesh = chosen_mesh(options)
     with standard_output(options):
         if options.vectors:
             if options.task or options.against or rest:
@@ -71,11 +78,11 @@ def main(arguments: list[str]) -> None:
             if options.limit:
                 raise UserError("--limit is for prompts and vectors; give --task FILE, or leave it out.")
             if options.against is None:
-                result = evaluate_run(options.model, rest, options.predictions, options.bootstrap)
+                result = evaluate_run(options.model, rest, options.predictions, options.bootstrap, mesh)
             elif options.predictions:
                 raise UserError("--predictions is for one model; leave out --against.")
             else:
-                result = compare_runs(options.model, options.against, rest, options.bootstrap or RESAMPLES)
+                result = compare_runs(options.model, options.against, rest, options.bootstrap or RESAMPLES, mesh)
         else:
             if options.bootstrap or options.against:
                 raise UserError("--bootstrap and --against are for fine-tuned models; leave them out with --task.")
@@ -83,19 +90,20 @@ def main(arguments: list[str]) -> None:
                 raise UserError(f"{rest[0]} cannot be combined with --task; set it in the task file.")
             from jaxlm.evaluation.in_context import run
 
-            result = run(options.model, options.task, options.predictions or "", options.limit)
+            result = run(options.model, options.task, options.predictions or "", options.limit, mesh)
     if jax.process_index() == 0:
         print(json.dumps(result)) if options.json else print_result(result)
 
 
 def evaluate_run(
-    path: str | os.PathLike[str], flags: list[str] | None = None, predictions: str | None = None, resamples: int = 0
+    path: str | os.PathLike[str], flags: list[str] | None = None, predictions: str | None = None, resamples: int = 0,
+    mesh: MeshConfig | None = None,
 ) -> dict[str, Any]:
     """Return the result of a fine-tuned model on its held-out rows, or on those of `--data.source`."""
     from jaxlm.runs.resolve import open_evaluation
     from jaxlm.tasks.evaluate import evaluate
 
-    return evaluate(open_evaluation(path, flags or []), predictions, resamples)
+    return evaluate(open_evaluation(path, flags or [], mesh), predictions, resamples)
 
 
 def evaluate_vectors(options: argparse.Namespace) -> dict[str, Any]:
@@ -104,7 +112,7 @@ def evaluate_vectors(options: argparse.Namespace) -> dict[str, Any]:
     from jaxlm.runs.model import load_trained
     from jaxlm.types import Role
 
-    model = load_trained(options.model)
+    model = load_trained(options.model, chosen_mesh(options))
     remark_length(options.length, model)
     if (similarity := model.vectors.similarity) not in ("", "cosine", "dot"):
         raise UserError(f"{options.model} compares vectors by {similarity}; here only cosine and dot are supported.")
@@ -118,12 +126,14 @@ def evaluate_vectors(options: argparse.Namespace) -> dict[str, Any]:
                     is_cosine=similarity != "dot")
 
 
-def compare_runs(path: str, other: str, flags: list[str], resamples: int) -> dict[str, Any]:
+def compare_runs(
+    path: str, other: str, flags: list[str], resamples: int, mesh: MeshConfig | None = None
+) -> dict[str, Any]:
     """Return the result of the model `path` beside that of `other`; see `jaxlm.tasks.evaluate.compare`."""
     from jaxlm.runs.resolve import open_evaluation
     from jaxlm.tasks.evaluate import answer_rows, compare
 
-    answers = (answer_rows(open_evaluation(model_path, flags)) for model_path in (path, other))
+    answers = (answer_rows(open_evaluation(model_path, flags, mesh)) for model_path in (path, other))
     return compare(*answers, resamples)
 
 

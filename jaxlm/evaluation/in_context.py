@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxlm.errors import UserError
@@ -16,6 +17,7 @@ from jaxlm.evaluation.prompts import METRICS, PromptRow, PromptTask, read_exampl
 from jaxlm.inference.generate import max_length
 from jaxlm.inference.score import Score
 from jaxlm.inference.text import fit_prompts
+from jaxlm.parallel.mesh import MeshConfig
 from jaxlm.paths import any_path, check_output
 from jaxlm.runs.model import TrainedModel, load_trained
 from jaxlm.tasks import metrics
@@ -26,7 +28,9 @@ Result = tuple[list[dict[str, Any]], dict[str, float], dict[str, int]]
 """A row per prediction (`prediction`, `gold`, scores), metrics, and settings that depend on the model, by name."""
 
 
-def run(model_path: str, task_file: str, predictions: str = "", limit: int = 0) -> dict[str, Any]:
+def run(
+    model_path: str, task_file: str, predictions: str = "", limit: int = 0, mesh: MeshConfig | None = None
+) -> dict[str, Any]:
     """Evaluate a run or a Transformers folder on the task of a prompt file.
 
     Args:
@@ -34,6 +38,7 @@ def run(model_path: str, task_file: str, predictions: str = "", limit: int = 0) 
         task_file: The prompt file.
         predictions: File for the rows of the result, JSON lines.
         limit: Number of rows; 0 for all.
+        mesh: See `jaxlm.runs.model.load_trained`.
 
     Returns:
         {"task", "metrics", "examples"}, for perplexity also "length" and "stride" of the windows.
@@ -44,14 +49,14 @@ def run(model_path: str, task_file: str, predictions: str = "", limit: int = 0) 
     task = read_task(task_file)
     check_output(predictions, "--predictions", inputs=(task_file, task.data, task.shots_data))
     examples = read_examples(task, limit)
-    loaded = load_trained(model_path)
+    loaded = load_trained(model_path, mesh)
     loaded.require_heads()
     tokenizer, prompts = loaded.tokenizer, [example.prompt for example in examples]
     if unknown := summarize_unknown(tokenizer, [(tokenizer.encode_arrays([text])[0], [text]) for text in prompts]):
         print(unknown)
     is_run = (any_path(model_path) / "checkpoints").is_dir()
     rows, found, settings = evaluate(loaded, task, examples, is_run)
-    if predictions:
+    if predictions and jax.process_index() == 0:
         write_predictions(predictions, [{"id": example.id} | row for example, row in zip(examples, rows, strict=True)])
     return {"task": task.task, "metrics": found, "examples": len(examples)} | settings
 

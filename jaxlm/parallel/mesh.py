@@ -71,6 +71,19 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
     return Mesh(arranged, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
+def make_inference_mesh(trained: MeshConfig, mesh: MeshConfig | None = None) -> Mesh:
+    """Return the mesh of a trained model: `mesh` if it is given, else that of its training if it fits the devices.
+
+    On another number of devices, parameters are sharded over all of them.
+    """
+    try:
+        return make_mesh(mesh or trained)
+    except UserError:
+        if mesh is not None:
+            raise
+        return make_mesh(MeshConfig(1, -1, 1))
+
+
 def check_batch(batch_size: int, accumulate: int, mesh: Mesh, group: int = 1) -> None:
     """Raise UserError unless each microbatch can be sharded evenly over the batch axes, in groups of `group` rows."""
     shards = math.prod(mesh.shape[axis] for axis in BATCH_AXES)

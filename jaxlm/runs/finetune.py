@@ -28,8 +28,8 @@ def finetune(resolved: Resolved, run_dir: str | os.PathLike[str], report: Report
     if not figures:
         return None
     t = RunFolder.read(session.run.path).experiment.train  # a finished run keeps its own, whatever the flags say
-    best = load_run(session.run.path) if t.uses_best else None
-    params, step = (best.params, best.step) if best else (program.local_params(state.eval_params), int(state.step))
+    best = load_run(session.run.path, lambda _: program.mesh) if t.uses_best else None
+    params, step = (best.params, best.step) if best else (state.eval_params, int(state.step))
     # The attention kernel was chosen for training.
     task = dataclasses.replace(session.objective, model=session.objective.model.with_execution(attention="auto"))
     evaluation = Evaluation(task, params, session.rows, session.experiment.data, t.batch_size)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from jaxlm import hub
 from jaxlm.config.experiment import Resolved
@@ -18,6 +18,9 @@ from jaxlm.errors import UserError
 from jaxlm.huggingface.families import reader_of
 from jaxlm.huggingface.folder import import_folder
 from jaxlm.objectives.base import Constants, Objective, PretrainedModel
+from jaxlm.parallel.inference import shard_params
+from jaxlm.parallel.mesh import MeshConfig
+from jaxlm.parallel.rules import shardings
 from jaxlm.paths import any_path, local_folder, run_path
 from jaxlm.runs.folder import RunFolder, split_steps
 from jaxlm.runs.session import open_session
@@ -25,12 +28,16 @@ from jaxlm.training.checkpoints import Checkpoints
 from jaxlm.training.metrics import best_step, evaluations
 from jaxlm.types import FolderSettings, Params
 
+MeshChoice = Callable[[MeshConfig], Mesh | None]
+"""Function from the mesh that a model was trained on to the one to load it to; None for this process's first device."""
 
-def load_model(path: str | os.PathLike[str]) -> PretrainedModel:
-    """Load the newest checkpoint of a run folder, a Transformers folder or one of vectors, onto the default device.
+
+def load_model(path: str | os.PathLike[str], choose_mesh: MeshChoice = lambda trained: None) -> PretrainedModel:
+    """Load the newest checkpoint of a run folder, a Transformers folder or one of vectors.
 
     Args:
         path: The folder, RUN@STEPS (see `load_run`) or `hf:ORG/NAME[@REVISION]`.
+        choose_mesh: Chooses the devices, among which the parameters are sharded.
 
     Raises:
         UserError: The folder is neither.
@@ -40,7 +47,7 @@ def load_model(path: str | os.PathLike[str]) -> PretrainedModel:
     if not folder.is_dir():
         raise UserError(f"{path} is not a folder; give a run, RUN@STEP, RUN@last3 or a Transformers folder.")
     if (folder / "checkpoints").is_dir():
-        return load_run(path)
+        return load_run(path, choose_mesh)
     inside = [*folder.glob("*/checkpoints"), *folder.glob("*/*/checkpoints")]  # of a sweep, of several seeds
     if inside and not (folder / "config.json").is_file():
         runs = ", ".join(sorted(str(checkpoints.parent) for checkpoints in inside))
@@ -48,13 +55,15 @@ def load_model(path: str | os.PathLike[str]) -> PretrainedModel:
     folder = local_folder(folder, "Transformers folders")
     imported = (reader_of(folder) or import_folder)(folder)
     # Otherwise every call of a jitted function would copy them.
-    return dataclasses.replace(imported, params=jax.device_put(imported.params), path=str(path))
+    params = shard_params(imported.params, choose_mesh(MeshConfig()))
+    return dataclasses.replace(imported, params=params, path=str(path))
 
 
-def load_run(path: str | os.PathLike[str]) -> PretrainedModel:
+def load_run(path: str | os.PathLike[str], choose_mesh: MeshChoice = lambda trained: None) -> PretrainedModel:
     """Load the newest undamaged checkpoint of a run folder, or the best one (see `TrainConfig.uses_best`).
 
-    Of RUN@STEP it is that of a step. Of several, as RUN@last3, the parameters are the mean, computed in float64.
+    Of RUN@STEP it is that of a step. Of several, as RUN@last3, the parameters are the mean, computed in float64. Each
+    device reads its own shards.
     """
     folder = run_path(split_steps(path)[0])
     experiment, run = load_config(folder / "config.json"), RunFolder.read(path)  # in this order: links are refused
@@ -73,7 +82,10 @@ def load_run(path: str | os.PathLike[str]) -> PretrainedModel:
         kept = {step: history[step] for step in checkpoints.steps() if step in history}
         shapes = jax.eval_shape(objective.init, jax.random.key(0))
         best = best_step(kept, t.criterion) if kept else None
-        restore = functools.partial(checkpoints.restore_params, shapes, average=experiment.optimizer.average > 0)
+        placement = shardings(shapes, mesh) if (mesh := choose_mesh(experiment.mesh)) else None
+        restore = functools.partial(
+            checkpoints.restore_params, shapes, placement, average=experiment.optimizer.average > 0
+        )
         params, step = restore(step=run.named_steps[-1] if run.named_steps else best)
         if len(run.named_steps) > 1:
             params = _mean((restore(step=each)[0] for each in run.named_steps), len(run.named_steps))
@@ -95,10 +107,21 @@ def load_run(path: str | os.PathLike[str]) -> PretrainedModel:
 
 
 def _mean(models: Iterable[Params], count: int) -> Params:
-    """Return the mean of the parameters of `count` models, computed in float64 on the host."""
-    shares = (jax.tree.map(lambda leaf: np.asarray(leaf, np.float64) / count, params) for params in models)
-    total = functools.reduce(lambda one, other: jax.tree.map(np.add, one, other), shares)
-    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), total)
+    """Return the mean of the parameters of `count` models, computed shard by shard in float64 on the host."""
+    def share(leaf: jax.Array) -> list[np.ndarray]:
+        return [np.asarray(shard.data, np.float64) / count for shard in leaf.addressable_shards]
+
+    def mean(leaf: jax.Array, totals: list[np.ndarray]) -> jax.Array:
+        parts = zip(totals, leaf.addressable_shards, strict=True)
+        arrays = [jax.device_put(total.astype(np.float32), shard.device) for total, shard in parts]
+        return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, arrays)
+
+    models = iter(models)
+    first = next(models)
+    totals = jax.tree.map(share, first)
+    for params in models:
+        totals = jax.tree.map(np.add, totals, jax.tree.map(share, params))
+    return jax.tree.map(mean, first, totals)
 
 
 def constant_arrays(objective: Objective) -> Constants:

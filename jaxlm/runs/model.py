@@ -24,6 +24,7 @@ from jaxlm.inference.generate import Settings, max_length
 from jaxlm.inference.score import Pair, Score, encode_pair, score, score_texts
 from jaxlm.inference.text import Completion, generate_text
 from jaxlm.objectives.base import PretrainedModel
+from jaxlm.parallel.mesh import MeshConfig, make_inference_mesh
 from jaxlm.runs.load import load_model
 from jaxlm.tasks.classification import Classification
 from jaxlm.tasks.rerank import Rerank
@@ -38,6 +39,9 @@ from jaxlm.types import Pooling, Role, Vectors
 @dataclasses.dataclass(frozen=True)
 class TrainedModel(PretrainedModel):
     """A `PretrainedModel` with methods that read texts, in padded batches whose padding is masked.
+
+    Rows are split over the mesh that shards the parameters. With several processes, each calls the same methods with
+    the same texts, computes its own rows and gets all results.
 
     Every method raises UserError for a model that cannot do it, and for a single text in place of a list.
     """
@@ -164,9 +168,12 @@ class TrainedModel(PretrainedModel):
             )
 
 
-def load_trained(path: str | os.PathLike[str]) -> TrainedModel:
-    """Load a model; see `jaxlm.runs.load.load_model`."""
-    return TrainedModel(**vars(load_model(path)))
+def load_trained(path: str | os.PathLike[str], mesh: MeshConfig | None = None) -> TrainedModel:
+    """Load a model (see `jaxlm.runs.load.load_model`) onto a mesh of all devices.
+
+    By default it is the mesh that the model was trained on (see `make_inference_mesh`).
+    """
+    return TrainedModel(**vars(load_model(path, lambda trained: make_inference_mesh(trained, mesh))))
 
 
 def _has_all(values: Any, is_right: Callable[[Any], bool]) -> bool:

@@ -18,6 +18,7 @@ from jaxlm.config.presets import load_preset
 from jaxlm.errors import UserError
 from jaxlm.fields import Setting, settings, with_value
 from jaxlm.objectives.base import Objective, PretrainedModel, with_options
+from jaxlm.parallel.mesh import MeshConfig, make_inference_mesh
 from jaxlm.paths import is_run_folder
 from jaxlm.runs.folder import NO_RUN, RunFolder
 from jaxlm.runs.load import load_model
@@ -127,15 +128,17 @@ def _objective_of(experiment: Experiment, pretrained: PretrainedModel | None, as
     return objective if pretrained is None else objective.with_pretrained_model(pretrained)
 
 
-def open_evaluation(path: str | os.PathLike[str], flags: Sequence[str] = ()) -> Evaluation:
-    """Open a fine-tuned model and rows, to evaluate it.
+def open_evaluation(
+    path: str | os.PathLike[str], flags: Sequence[str] = (), mesh: MeshConfig | None = None
+) -> Evaluation:
+    """Open a fine-tuned model and rows, to evaluate it on a mesh (see `make_inference_mesh`).
 
     Its rows are those of a flag, else those of the run's `data.dev`, else those held out of the run's `data.source`.
 
     Raises:
         UserError: The model is not fine-tuned, or a flag is wrong or changes nothing here.
     """
-    pretrained = load_model(path)
+    pretrained = load_model(path, lambda trained: make_inference_mesh(trained, mesh))
     task = pretrained.objective
     if not task.is_task:
         raise UserError(

@@ -99,7 +99,6 @@ class Program:
             constants, shardings(constants, mesh),
         )
         self.compiler_options = compiler_options(mesh, train.deterministic)
-        self._replicate = jax.jit(lambda params: params, out_shardings=replicated(mesh))
         self.train_step, self.replay_step = make_train_step(self), make_train_step(self, replay=True)
         self.eval_step = make_eval_step(self)
 
@@ -144,10 +143,6 @@ class Program:
         """
         params = jax.device_put(params, self.shardings.params)
         return jax.jit(self._init_state, out_shardings=self.shardings)(params)
-
-    def local_params(self, params: Params) -> Params:
-        """Return the parameters as arrays of this process's first device."""
-        return jax.tree.map(lambda leaf: leaf.addressable_data(0), self._replicate(params))
 
     def _init_state(self, params: Params) -> TrainState:
         memory = self.objective.initial_memory(self.train.batch_size)
