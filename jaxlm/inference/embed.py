@@ -27,7 +27,7 @@ BATCH = 32
 
 def embed(
     loaded: PretrainedModel, texts: Sequence[str], pooling: Pooling = "mean", length: int | None = None,
-    normalize: bool = False, progress: bool = False,
+    normalize: bool = False, progress: bool = False, batch_size: int = BATCH,
 ) -> Float[np.ndarray, "texts width"]:
     """Return one float32 vector per text, pooled from its last hidden states, special tokens included.
 
@@ -42,6 +42,7 @@ def embed(
             maximum, at most 512.
         normalize: Scale vectors to Euclidean length 1.
         progress: Show a progress bar if standard error is a terminal.
+        batch_size: Texts in a batch of a device.
 
     Raises:
         UserError: A text has no tokens, the length is below 3, or the model has no summary token.
@@ -61,7 +62,7 @@ def embed(
     vectors: list[Any] = [None] * len(rows)
     order = np.argsort([len(row.input_ids) for row in rows], kind="stable")
     shown = progress and sys.stderr.isatty()
-    size = BATCH * num_row_shards(text_params)
+    size = batch_size * num_row_shards(text_params)
     starts = range(0, len(order), size)
     for start in track(starts, "batches", console=Console(stderr=True), transient=True, disable=not shown):
         # Repeating rows in the last batch and rounding lengths up keeps the number of compilations small.

@@ -18,7 +18,7 @@ from jaxlm.data.labelled import LabelledSource, Record
 from jaxlm.errors import UserError
 from jaxlm.huggingface.sentence_transformers import read
 from jaxlm.inference.denoise import denoise_text
-from jaxlm.inference.embed import embed
+from jaxlm.inference.embed import BATCH, embed
 from jaxlm.inference.fill_mask import fill_mask
 from jaxlm.inference.generate import Settings, max_length
 from jaxlm.inference.score import Pair, Score, encode_pair, score, score_texts
@@ -64,6 +64,7 @@ class TrainedModel(PretrainedModel):
     def encode(
         self, texts: Sequence[str], pooling: Pooling | None = None, length: int | None = None,
         normalize: bool | None = None, prompt: str | None = None, role: Role = "", progress: bool = False,
+        batch_size: int = BATCH,
     ) -> Float[np.ndarray, "texts width"]:
         """Return one float32 vector per text; see `jaxlm.inference.embed.embed`.
 
@@ -78,6 +79,7 @@ class TrainedModel(PretrainedModel):
             prompt: Text before each text.
             role: "query" or "document", for a model that has prompts for them.
             progress: Show a progress bar if standard error is a terminal.
+            batch_size: Texts in a batch of a device.
         """
         settings = self.vectors
         if role not in get_args(Role):
@@ -94,7 +96,7 @@ class TrainedModel(PretrainedModel):
         return embed(
             self, [prompt + text for text in _checked(texts)], pooling or settings.pooling,
             settings.length if length is None else length, settings.normalize if normalize is None else normalize,
-            progress,
+            progress, batch_size,
         )
 
     def fill(self, texts: Sequence[str], top_k: int = 5) -> list[list[list[tuple[str, float]]]]:
