@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from etils import epath
 
     from jaxlm.config.experiment import Resolved
-    from jaxlm.parallel.mesh import MeshConfig
 
 
 class Parser(argparse.ArgumentParser):
@@ -73,19 +72,15 @@ def remark_length(length: int | None, model: Any) -> None:
 
 
 def mesh_options(parser: argparse.ArgumentParser) -> None:
-    """Add the axes of the mesh of a trained model, for `chosen_mesh`."""
-    text = "devices along this axis of the mesh; by default as in the model's training, if that fits the devices"
+    """Add the axes of the mesh of a trained model, for `mesh_of`."""
+    text = "devices along this axis of the mesh; by default as in the model's training if they suffice, else fsdp"
     for axis in ("data", "fsdp", "tensor"):
-        parser.add_argument(f"--mesh.{axis}", type=int, default=None, help=text, metavar="N")
+        parser.add_argument(f"--mesh.{axis}", type=int, default=argparse.SUPPRESS, help=text, metavar="N")
 
 
-def chosen_mesh(options: argparse.Namespace) -> MeshConfig | None:
-    """Return the mesh of the options; None without any. An axis that is left out has the default of training."""
-    from jaxlm.parallel.mesh import MeshConfig
-
-    sizes = {axis: getattr(options, f"mesh.{axis}") for axis in ("data", "fsdp", "tensor")}
-    given = {axis: size for axis, size in sizes.items() if size is not None}
-    return MeshConfig(**given) if given else None
+def mesh_of(options: argparse.Namespace) -> dict[str, int]:
+    """Return the sizes of the axes that are given, for `jaxlm.load`."""
+    return {name.removeprefix("mesh."): size for name, size in vars(options).items() if name.startswith("mesh.")}
 
 
 def bootstrap_option(parser: argparse.ArgumentParser) -> None:

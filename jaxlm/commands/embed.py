@@ -9,15 +9,7 @@ from __future__ import annotations
 
 import json
 
-from jaxlm.commands.common import (
-    Parser,
-    chosen_mesh,
-    mesh_options,
-    output_option,
-    remark_length,
-    start_jax,
-    vector_options,
-)
+from jaxlm.commands.common import Parser, mesh_of, mesh_options, output_option, remark_length, start_jax, vector_options
 from jaxlm.errors import UserError
 from jaxlm.paths import check_output
 
@@ -46,7 +38,7 @@ def main(arguments: list[str]) -> None:
     texts = list(options.texts) + (_read_texts(options.source, options.field) if options.source else [])
     if not texts:
         raise UserError("there is no text; give one, or --data.source FILE.")
-    model = load_trained(options.model, chosen_mesh(options))
+    model = load_trained(options.model, mesh_of(options))
     remark_length(options.length, model)
     vectors = model.encode(
         texts, options.pooling, options.length, options.normalize or None, options.prompt, progress=True

@@ -16,14 +16,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from jaxlm.commands.common import (
     Parser,
     bootstrap_option,
-    chosen_mesh,
     count,
+    mesh_of,
     mesh_options,
     output_option,
     remark_length,
@@ -33,9 +33,6 @@ from jaxlm.commands.common import (
 )
 from jaxlm.errors import UserError
 from jaxlm.paths import check_output
-
-if TYPE_CHECKING:
-    from jaxlm.parallel.mesh import MeshConfig
 
 RESAMPLES = 1000
 """Resamples of a comparison."""
@@ -67,7 +64,7 @@ def main(arguments: list[str]) -> None:
     start_jax()
     import jax
 
-    mesh = chosen_mesh(options)
+    mesh = mesh_of(options)
     with standard_output(options):
         if options.vectors:
             if options.task or options.against or rest:
@@ -97,7 +94,7 @@ def main(arguments: list[str]) -> None:
 
 def evaluate_run(
     path: str | os.PathLike[str], flags: list[str] | None = None, predictions: str | None = None, resamples: int = 0,
-    mesh: MeshConfig | None = None,
+    mesh: Mapping[str, int] = {},
 ) -> dict[str, Any]:
     """Return the result of a fine-tuned model on its held-out rows, or on those of `--data.source`."""
     from jaxlm.runs.resolve import open_evaluation
@@ -112,7 +109,7 @@ def evaluate_vectors(options: argparse.Namespace) -> dict[str, Any]:
     from jaxlm.runs.model import load_trained
     from jaxlm.types import Role
 
-    model = load_trained(options.model, chosen_mesh(options))
+    model = load_trained(options.model, mesh_of(options))
     remark_length(options.length, model)
     if (similarity := model.vectors.similarity) not in ("", "cosine", "dot"):
         raise UserError(f"{options.model} compares vectors by {similarity}; here only cosine and dot are supported.")
@@ -127,7 +124,7 @@ def evaluate_vectors(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def compare_runs(
-    path: str, other: str, flags: list[str], resamples: int, mesh: MeshConfig | None = None
+    path: str, other: str, flags: list[str], resamples: int, mesh: Mapping[str, int] = {}
 ) -> dict[str, Any]:
     """Return the result of the model `path` beside that of `other`; see `jaxlm.tasks.evaluate.compare`."""
     from jaxlm.runs.resolve import open_evaluation

@@ -5,7 +5,7 @@ jaxlm fill-mask PATH TEXT …
 
 from __future__ import annotations
 
-from jaxlm.commands.common import Parser, chosen_mesh, mesh_options, start_jax
+from jaxlm.commands.common import Parser, mesh_of, mesh_options, start_jax
 
 
 def main(arguments: list[str]) -> None:
@@ -21,7 +21,7 @@ def main(arguments: list[str]) -> None:
 
     import jaxlm
 
-    model = jaxlm.load(options.path, to_answer=True, mesh=chosen_mesh(options))
+    model = jaxlm.load(options.path, to_answer=True, mesh=mesh_of(options))
     answers = model.fill(options.texts, options.top_k)
     if jax.process_index() > 0:
         return

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from jaxlm.commands.common import Parser, chosen_mesh, mesh_options, start_jax
+from jaxlm.commands.common import Parser, mesh_of, mesh_options, start_jax
 
 
 def main(arguments: list[str]) -> None:
@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> None:
     temperature = options.temperature
     if temperature is None:
         temperature = 0.8 if options.beams == 1 else 0.0
-    loaded, prompts = jaxlm.load(options.path, to_answer=True, mesh=chosen_mesh(options)), options.prompts
+    loaded, prompts = jaxlm.load(options.path, to_answer=True, mesh=mesh_of(options)), options.prompts
     is_terminal = sys.stdout.isatty()
     # A continuation follows its prompt, which is bold in a terminal; an answer has a line of its own.
     shown = [f"\033[1m{prompt}\033[0m" if is_terminal else prompt for prompt in prompts]

@@ -7,6 +7,7 @@ EmbeddingSimilarityEvaluator(texts, others, scores)(model)
 
 from __future__ import annotations
 
+import functools
 import types
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,7 @@ class Encoder:
     """The part of `SentenceTransformer`'s interface, and of mteb's `EncoderProtocol`, that evaluators call."""
 
     def __init__(self, model: TrainedModel) -> None:
-        """Wrap a model.
-
-        Raises:
-            UserError: sentence-transformers is not installed, or the model has no vectors of texts.
-        """
+        """Wrap a model; raise UserError if it has no vectors, or sentence-transformers is not installed."""
         try:
             import torch
             from sentence_transformers.util import SimilarityFunction
@@ -51,11 +48,7 @@ class Encoder:
         self, inputs: Any, *, batch_size: int = BATCH, prompt: str | None = None, prompt_type: Any = None,
         truncate_dim: int | None = None, precision: str | None = None, convert_to_tensor: bool = False, **_: Any,
     ) -> Any:
-        """Return the vectors of texts, or of batches of mteb's loader, as an array or a tensor of PyTorch.
-
-        Raises:
-            UserError: The precision is another one than float32.
-        """
+        """Return the vectors of texts, or of batches of mteb's loader, as an array or a tensor of PyTorch."""
         if precision not in (None, "float32"):
             raise UserError(f"vectors are float32; leave out the precision {precision}.")
         is_loader = hasattr(inputs, "dataset")
@@ -64,10 +57,5 @@ class Encoder:
         found = self.model.encode(texts, prompt=prompt, role=role, batch_size=batch_size)[:, :truncate_dim]
         return self._to_tensor(found) if convert_to_tensor else found
 
-    def encode_query(self, inputs: Any, **options: Any) -> Any:
-        """Return the vectors of queries."""
-        return self.encode(inputs, prompt_type="query", **options)
-
-    def encode_document(self, inputs: Any, **options: Any) -> Any:
-        """Return the vectors of documents."""
-        return self.encode(inputs, prompt_type="document", **options)
+    encode_query = functools.partialmethod(encode, prompt_type="query")
+    encode_document = functools.partialmethod(encode, prompt_type="document")

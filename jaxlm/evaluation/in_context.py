@@ -6,7 +6,7 @@ See Radford et al. 2019, section 3, and Brown et al. 2020, section 2.4.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,7 +17,6 @@ from jaxlm.evaluation.prompts import METRICS, PromptRow, PromptTask, read_exampl
 from jaxlm.inference.generate import max_length
 from jaxlm.inference.score import Score
 from jaxlm.inference.text import fit_prompts
-from jaxlm.parallel.mesh import MeshConfig
 from jaxlm.paths import any_path, check_output
 from jaxlm.runs.model import TrainedModel, load_trained
 from jaxlm.tasks import metrics
@@ -29,7 +28,7 @@ Result = tuple[list[dict[str, Any]], dict[str, float], dict[str, int]]
 
 
 def run(
-    model_path: str, task_file: str, predictions: str = "", limit: int = 0, mesh: MeshConfig | None = None
+    model_path: str, task_file: str, predictions: str = "", limit: int = 0, mesh: Mapping[str, int] = {}
 ) -> dict[str, Any]:
     """Evaluate a run or a Transformers folder on the task of a prompt file.
 

@@ -17,7 +17,7 @@ from jaxlm.fields import check_ranges, field
 from jaxlm.inference.beam import search
 from jaxlm.keys import Purpose, purpose_key
 from jaxlm.objectives.base import Objective
-from jaxlm.parallel.inference import constraints, fetch, place_batch, place_whole, run_rows
+from jaxlm.parallel.inference import constraints, fetch, place_batch, run_rows
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Params
 
@@ -129,7 +129,6 @@ def continuations(
         write = functools.partial(search, objective, s.max_new_tokens, s.beams, decoder_start(objective))
         return _rows(run_rows(write, params, (ids, mask), is_stop, np.float32(s.length_penalty)))
     kind, sampling = make_sampling(s, vocabulary.size, stream)
-    is_stop, sampling = place_whole((is_stop, sampling), params)
     done = np.zeros(len(prompts), bool)
     with constraints(params):
         progress = _start(

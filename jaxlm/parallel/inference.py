@@ -16,7 +16,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, use_abstract_mesh
 
 from jaxlm.parallel.mesh import BATCH_AXES
-from jaxlm.parallel.rules import batch_sharding, replicated, shardings
+from jaxlm.parallel.rules import batch_sharding, shardings
 from jaxlm.types import Params
 
 
@@ -44,23 +44,17 @@ def constraints(params: Params) -> contextlib.AbstractContextManager[Any]:
 
 
 def place_batch(rows: Any, params: Params) -> Any:
-    """Return arrays with rows first, which all processes hold, on the devices; each gets its own rows only.
+    """Return arrays of the host, rows first and equal on all processes, on the devices; each gets its own rows only.
 
     The first rows are repeated until the number of rows is a multiple of `num_row_shards`.
     """
     mesh, shards = mesh_of(params), num_row_shards(params)
 
-    def place(array: np.ndarray) -> jax.Array | np.ndarray:
+    def place(array: np.ndarray) -> jax.Array:
         filled = np.asarray(array)[np.arange(-(-len(array) // shards) * shards) % len(array)]
         return jax.make_array_from_callback(filled.shape, batch_sharding(mesh), lambda index: filled[index])
 
     return jax.tree.map(place, rows) if mesh else rows
-
-
-def place_whole(tree: Any, params: Params) -> Any:
-    """Return arrays that every device needs whole, on the devices of the parameters."""
-    mesh = mesh_of(params)
-    return jax.device_put(tree, replicated(mesh)) if mesh else tree
 
 
 def fetch(tree: Any, count: int) -> Any:
@@ -70,15 +64,14 @@ def fetch(tree: Any, count: int) -> Any:
 
 
 def run_rows(function: Callable[..., Any], params: Params, rows: Any, *others: Any) -> Any:
-    """Return `function(params, rows, *others)`, whose results have rows first, as numpy arrays on every process.
+    """Return `function(params, rows, *others)` as numpy arrays with rows first, on every process.
 
     Args:
         function: A jitted function.
         params: Its parameters, on their devices.
-        rows: A pytree of arrays with rows first, the same on all processes; each device reads its own rows only.
-        others: Further arrays, which every device reads whole.
+        rows: See `place_batch`.
+        others: Further arrays of the host or the default device, which every device reads whole.
     """
-    count = len(jax.tree.leaves(rows)[0])
     with constraints(params):
-        found = function(params, place_batch(rows, params), *(place_whole(other, params) for other in others))
-    return fetch(found, count)
+        found = function(params, place_batch(rows, params), *others)
+    return fetch(found, len(jax.tree.leaves(rows)[0]))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
@@ -71,17 +72,14 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
     return Mesh(arranged, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def make_inference_mesh(trained: MeshConfig, mesh: MeshConfig | None = None) -> Mesh:
-    """Return the mesh of a trained model: `mesh` if it is given, else that of its training if it fits the devices.
+def make_inference_mesh(trained: MeshConfig, sizes: Mapping[str, int] = {}) -> Mesh:
+    """Return the mesh of a trained model: of the axis sizes given, else that of its training.
 
-    On another number of devices, parameters are sharded over all of them.
+    If that does not fit the devices at hand, all of them shard the parameters.
     """
-    try:
-        return make_mesh(mesh or trained)
-    except UserError:
-        if mesh is not None:
-            raise
-        return make_mesh(MeshConfig(1, -1, 1))
+    with contextlib.suppress(UserError):
+        return make_mesh(MeshConfig(**sizes) if sizes else trained)
+    return make_mesh(MeshConfig(**sizes) if sizes else MeshConfig(1, -1, 1))
 
 
 def check_batch(batch_size: int, accumulate: int, mesh: Mesh, group: int = 1) -> None:

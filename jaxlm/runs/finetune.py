@@ -24,11 +24,11 @@ def finetune(resolved: Resolved, run_dir: str | os.PathLike[str], report: Report
     Raises:
         UserError, Stopped: as `pretrain`.
     """
-    session, program, state, figures = pretrain(resolved, run_dir, report)
+    session, _, state, figures = pretrain(resolved, run_dir, report)
     if not figures:
         return None
     t = RunFolder.read(session.run.path).experiment.train  # a finished run keeps its own, whatever the flags say
-    best = load_run(session.run.path, lambda _: program.mesh) if t.uses_best else None
+    best = load_run(session.run.path, {}) if t.uses_best else None
     params, step = (best.params, best.step) if best else (state.eval_params, int(state.step))
     # The attention kernel was chosen for training.
     task = dataclasses.replace(session.objective, model=session.objective.model.with_execution(attention="auto"))

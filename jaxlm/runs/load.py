@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from jaxlm import hub
 from jaxlm.config.experiment import Resolved
@@ -19,7 +19,7 @@ from jaxlm.huggingface.families import reader_of
 from jaxlm.huggingface.folder import import_folder
 from jaxlm.objectives.base import Constants, Objective, PretrainedModel
 from jaxlm.parallel.inference import shard_params
-from jaxlm.parallel.mesh import MeshConfig
+from jaxlm.parallel.mesh import MeshConfig, make_inference_mesh
 from jaxlm.parallel.rules import shardings
 from jaxlm.paths import any_path, local_folder, run_path
 from jaxlm.runs.folder import RunFolder, split_steps
@@ -28,16 +28,14 @@ from jaxlm.training.checkpoints import Checkpoints
 from jaxlm.training.metrics import best_step, evaluations
 from jaxlm.types import FolderSettings, Params
 
-MeshChoice = Callable[[MeshConfig], Mesh | None]
-"""Function from the mesh that a model was trained on to the one to load it to; None for this process's first device."""
 
-
-def load_model(path: str | os.PathLike[str], choose_mesh: MeshChoice = lambda trained: None) -> PretrainedModel:
+def load_model(path: str | os.PathLike[str], mesh: Mapping[str, int] | None = None) -> PretrainedModel:
     """Load the newest checkpoint of a run folder, a Transformers folder or one of vectors.
 
     Args:
         path: The folder, RUN@STEPS (see `load_run`) or `hf:ORG/NAME[@REVISION]`.
-        choose_mesh: Chooses the devices, among which the parameters are sharded.
+        mesh: Sizes of the axes that shard the parameters, see `make_inference_mesh`; None for this process's first
+            device.
 
     Raises:
         UserError: The folder is neither.
@@ -47,7 +45,7 @@ def load_model(path: str | os.PathLike[str], choose_mesh: MeshChoice = lambda tr
     if not folder.is_dir():
         raise UserError(f"{path} is not a folder; give a run, RUN@STEP, RUN@last3 or a Transformers folder.")
     if (folder / "checkpoints").is_dir():
-        return load_run(path, choose_mesh)
+        return load_run(path, mesh)
     inside = [*folder.glob("*/checkpoints"), *folder.glob("*/*/checkpoints")]  # of a sweep, of several seeds
     if inside and not (folder / "config.json").is_file():
         runs = ", ".join(sorted(str(checkpoints.parent) for checkpoints in inside))
@@ -55,11 +53,11 @@ def load_model(path: str | os.PathLike[str], choose_mesh: MeshChoice = lambda tr
     folder = local_folder(folder, "Transformers folders")
     imported = (reader_of(folder) or import_folder)(folder)
     # Otherwise every call of a jitted function would copy them.
-    params = shard_params(imported.params, choose_mesh(MeshConfig()))
+    params = shard_params(imported.params, None if mesh is None else make_inference_mesh(MeshConfig(), mesh))
     return dataclasses.replace(imported, params=params, path=str(path))
 
 
-def load_run(path: str | os.PathLike[str], choose_mesh: MeshChoice = lambda trained: None) -> PretrainedModel:
+def load_run(path: str | os.PathLike[str], mesh: Mapping[str, int] | None = None) -> PretrainedModel:
     """Load the newest undamaged checkpoint of a run folder, or the best one (see `TrainConfig.uses_best`).
 
     Of RUN@STEP it is that of a step. Of several, as RUN@last3, the parameters are the mean, computed in float64. Each
@@ -82,7 +80,7 @@ def load_run(path: str | os.PathLike[str], choose_mesh: MeshChoice = lambda trai
         kept = {step: history[step] for step in checkpoints.steps() if step in history}
         shapes = jax.eval_shape(objective.init, jax.random.key(0))
         best = best_step(kept, t.criterion) if kept else None
-        placement = shardings(shapes, mesh) if (mesh := choose_mesh(experiment.mesh)) else None
+        placement = None if mesh is None else shardings(shapes, make_inference_mesh(experiment.mesh, mesh))
         restore = functools.partial(
             checkpoints.restore_params, shapes, placement, average=experiment.optimizer.average > 0
         )
@@ -107,21 +105,11 @@ def load_run(path: str | os.PathLike[str], choose_mesh: MeshChoice = lambda trai
 
 
 def _mean(models: Iterable[Params], count: int) -> Params:
-    """Return the mean of the parameters of `count` models, computed shard by shard in float64 on the host."""
-    def share(leaf: jax.Array) -> list[np.ndarray]:
-        return [np.asarray(shard.data, np.float64) / count for shard in leaf.addressable_shards]
-
-    def mean(leaf: jax.Array, totals: list[np.ndarray]) -> jax.Array:
-        parts = zip(totals, leaf.addressable_shards, strict=True)
-        arrays = [jax.device_put(total.astype(np.float32), shard.device) for total, shard in parts]
-        return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, arrays)
-
-    models = iter(models)
-    first = next(models)
-    totals = jax.tree.map(share, first)
-    for params in models:
-        totals = jax.tree.map(np.add, totals, jax.tree.map(share, params))
-    return jax.tree.map(mean, first, totals)
+    """Return the mean of the parameters of `count` models, computed in float64 on their devices."""
+    with jax.enable_x64(True):
+        shares = (jax.tree.map(lambda leaf: leaf.astype(np.float64) / count, params) for params in models)
+        total = functools.reduce(lambda one, other: jax.tree.map(operator.add, one, other), shares)
+        return jax.tree.map(lambda leaf: leaf.astype(np.float32), total)
 
 
 def constant_arrays(objective: Objective) -> Constants:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any, get_args
 
@@ -24,7 +24,6 @@ from jaxlm.inference.generate import Settings, max_length
 from jaxlm.inference.score import Pair, Score, encode_pair, score, score_texts
 from jaxlm.inference.text import Completion, generate_text
 from jaxlm.objectives.base import PretrainedModel
-from jaxlm.parallel.mesh import MeshConfig, make_inference_mesh
 from jaxlm.runs.load import load_model
 from jaxlm.tasks.classification import Classification
 from jaxlm.tasks.rerank import Rerank
@@ -170,12 +169,9 @@ class TrainedModel(PretrainedModel):
             )
 
 
-def load_trained(path: str | os.PathLike[str], mesh: MeshConfig | None = None) -> TrainedModel:
-    """Load a model (see `jaxlm.runs.load.load_model`) onto a mesh of all devices.
-
-    By default it is the mesh that the model was trained on (see `make_inference_mesh`).
-    """
-    return TrainedModel(**vars(load_model(path, lambda trained: make_inference_mesh(trained, mesh))))
+def load_trained(path: str | os.PathLike[str], mesh: Mapping[str, int] = {}) -> TrainedModel:
+    """Load a model onto a mesh of all devices; see `jaxlm.runs.load.load_model` and `make_inference_mesh`."""
+    return TrainedModel(**vars(load_model(path, mesh)))
 
 
 def _has_all(values: Any, is_right: Callable[[Any], bool]) -> bool:

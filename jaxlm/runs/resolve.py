@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 
@@ -18,7 +18,6 @@ from jaxlm.config.presets import load_preset
 from jaxlm.errors import UserError
 from jaxlm.fields import Setting, settings, with_value
 from jaxlm.objectives.base import Objective, PretrainedModel, with_options
-from jaxlm.parallel.mesh import MeshConfig, make_inference_mesh
 from jaxlm.paths import is_run_folder
 from jaxlm.runs.folder import NO_RUN, RunFolder
 from jaxlm.runs.load import load_model
@@ -129,7 +128,7 @@ def _objective_of(experiment: Experiment, pretrained: PretrainedModel | None, as
 
 
 def open_evaluation(
-    path: str | os.PathLike[str], flags: Sequence[str] = (), mesh: MeshConfig | None = None
+    path: str | os.PathLike[str], flags: Sequence[str] = (), mesh: Mapping[str, int] = {}
 ) -> Evaluation:
     """Open a fine-tuned model and rows, to evaluate it on a mesh (see `make_inference_mesh`).
 
@@ -138,7 +137,7 @@ def open_evaluation(
     Raises:
         UserError: The model is not fine-tuned, or a flag is wrong or changes nothing here.
     """
-    pretrained = load_model(path, lambda trained: make_inference_mesh(trained, mesh))
+    pretrained = load_model(path, mesh)
     task = pretrained.objective
     if not task.is_task:
         raise UserError(

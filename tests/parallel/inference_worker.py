@@ -15,10 +15,9 @@ import jaxlm
 from jaxlm.cli import main
 from jaxlm.commands.common import start_jax
 from jaxlm.parallel import inference
-from jaxlm.parallel.mesh import MeshConfig
 from tests.tasks.support import sentences
 
-MESH = MeshConfig(1, -1, 1)
+MESH = {"data": 1, "fsdp": -1}
 PROMPTS = ["the cat runs", "red river", "old house the dog sleeps", "new", "blue cat eats the"]
 HELD: list[int] = []
 """Bytes that a device holds, each time that results are fetched."""
