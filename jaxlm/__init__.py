@@ -6,6 +6,8 @@ import importlib.metadata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from jaxlm.runs.model import TrainedModel
 
 try:
@@ -14,7 +16,7 @@ except importlib.metadata.PackageNotFoundError:  # a checkout that is not instal
     __version__ = "0+unknown"
 
 
-def load(path: str, to_answer: bool = False, preset: str = "") -> TrainedModel:
+def load(path: str, to_answer: bool = False, preset: str = "", mesh: Mapping[str, int] = {}) -> TrainedModel:
     """Load the newest checkpoint of a run folder, a Transformers folder, or a model of the hub.
 
     A Transformers folder may lack heads. They are initialized, and a warning names them.
@@ -23,6 +25,8 @@ def load(path: str, to_answer: bool = False, preset: str = "") -> TrainedModel:
         path: The folder, or `hf:ORG/NAME[@REVISION]`.
         to_answer: Whether the model is to fill masks or to generate, for which a missing head is an error.
         preset: A preset (a .py file) whose own classes the run has.
+        mesh: Sizes of the axes that parameters and rows are sharded over, as {"data": 1, "fsdp": 8}; by default
+            those of the model's training if they fit the devices at hand, else `fsdp` over all.
 
     Raises:
         UserError: The folder is neither, or lacks a head that is needed.
@@ -34,7 +38,7 @@ def load(path: str, to_answer: bool = False, preset: str = "") -> TrainedModel:
 
     if preset:
         run_preset(preset)
-    loaded = load_trained(path)
+    loaded = load_trained(path, mesh)
     if to_answer:
         loaded.require_heads()
     elif loaded.fresh:

@@ -67,7 +67,7 @@ def test_a_wheel_holds_the_presets(tmp_path):
     assert "[MASK]" in said.stdout
     # Help names only pages that the wheel has, and messages the package instead of the clone.
     pages = re.findall(r"[\w/]+\.md", "".join(import_module(module).__doc__ for module, _ in COMMANDS.values()))
-    assert "jaxlm/tasks/vectors.md" in pages and all((site / page).is_file() for page in pages)
+    assert "jaxlm/evaluation/vectors.md" in pages and all((site / page).is_file() for page in pages)
     assert not [text for name in preset_files() if re.search(r"configs/|\.md", text := describe_preset(name))]
     said = subprocess.run([sys.executable, "-c", "from jaxlm.errors import install; print(install('wandb'))"],
                           cwd=elsewhere, capture_output=True, text=True, env=env, check=True)

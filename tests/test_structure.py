@@ -160,6 +160,15 @@ def test_rooms_import_only_rooms_above_them():
     assert not [f"{name} imports {other}" for name, other in pairs if floor[rooms[other]] > floor[rooms[name]]]
 
 
+def test_only_commands_open_models_by_the_front_door():
+    """`import jaxlm` names no room, so that the rule above does not see it; a room calls `load_trained`."""
+    users = {
+        name for name, tree in modules().items() for node in ast.walk(tree)
+        if isinstance(node, ast.Import) and any(alias.name == "jaxlm" for alias in node.names)
+    }
+    assert users and {".".join(name.split(".")[:2]) for name in users} == {"jaxlm.commands"}
+
+
 def test_tasks_import_nothing_of_ours_inside_functions():
     """What they need of higher rooms, such as how a model is opened, is handed in."""
     found = [
@@ -198,7 +207,7 @@ def test_every_import_is_declared():
             else:
                 packages = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             for package in {package.split(".")[0] for package in packages} - sys.stdlib_module_names - {"jaxlm"}:
-                is_optional = id(node) in inner or name == "jaxlm.tasks.lm_eval"  # imported by its command alone
+                is_optional = id(node) in inner or name == "jaxlm.evaluation.lm_eval"  # imported by its command alone
                 allowed = required | extras if is_optional else required
                 if not distributions("\n".join([package, *installed.get(package, [])])) & allowed:
                     missing.add(f"{package} ({name})")

@@ -81,6 +81,18 @@ def remark_length(length: int | None, model: Any) -> None:
         log_line(f"The model reads at most {most:,} tokens of a text; --length {length} changes nothing beyond.")
 
 
+def mesh_options(parser: argparse.ArgumentParser) -> None:
+    """Add the axes of the mesh of a trained model, for `mesh_of`."""
+    text = "devices along this axis of the mesh; by default as in the model's training if they suffice, else fsdp"
+    for axis in ("data", "fsdp", "tensor"):
+        parser.add_argument(f"--mesh.{axis}", type=int, default=argparse.SUPPRESS, help=text, metavar="N")
+
+
+def mesh_of(options: argparse.Namespace) -> dict[str, int]:
+    """Return the sizes of the axes that are given, for `jaxlm.load`."""
+    return {name.removeprefix("mesh."): size for name, size in vars(options).items() if name.startswith("mesh.")}
+
+
 def bootstrap_option(parser: argparse.ArgumentParser) -> None:
     """Add the option of confidence intervals."""
     parser.add_argument("--bootstrap", type=count, default=0, metavar="N",

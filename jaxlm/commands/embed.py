@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 
-from jaxlm.commands.common import Parser, output_option, remark_length, start_jax, vector_options
+from jaxlm.commands.common import Parser, mesh_of, mesh_options, output_option, remark_length, start_jax, vector_options
 from jaxlm.errors import UserError
 from jaxlm.paths import check_output
 
@@ -23,12 +23,14 @@ def main(arguments: list[str]) -> None:
         "file with a text a line; or .jsonl, .csv, .tsv or .parquet with texts in a column"))
     parser.add_argument("--data.text-field", dest="field", default="text", help="that column (default: text)")
     vector_options(parser)
+    mesh_options(parser)
     parser.add_argument("--normalize", action="store_true", help="scale vectors to unit length")
     output_option(parser, "--out", "file for the vectors, in numpy's format")
     options = parser.parse_intermixed_args(arguments or ["--help"])
     out = options.out and options.out.removesuffix(".npy") + ".npy"
     check_output(out, "--out", options.overwrite, (options.source or "",))
     start_jax()
+    import jax
     import numpy as np
 
     from jaxlm.runs.model import load_trained
@@ -36,11 +38,13 @@ def main(arguments: list[str]) -> None:
     texts = list(options.texts) + (_read_texts(options.source, options.field) if options.source else [])
     if not texts:
         raise UserError("there is no text; give one, or --data.source FILE.")
-    model = load_trained(options.model)
+    model = load_trained(options.model, mesh_of(options))
     remark_length(options.length, model)
     vectors = model.encode(
         texts, options.pooling, options.length, options.normalize or None, options.prompt, progress=True
     )
+    if jax.process_index() > 0:
+        return
     if out is None:
         for text, vector in zip(texts, vectors, strict=True):
             print(json.dumps({"text": text, "vector": vector.tolist()}, ensure_ascii=False))

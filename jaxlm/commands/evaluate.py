@@ -7,8 +7,8 @@ jaxlm evaluate RUN_OR_HF_DIR --vectors FILE_OR_FOLDER [--columns TEXT,TEXT,SCORE
 
 Without --data.source the rows are the held-out ones. --against compares with another model on the same rows, by a
 paired bootstrap. --task scores any decoder, T5 or masked language model on prompts, without training (see
-jaxlm/tasks/in_context.md). --vectors compares the model's text vectors, also without training: pairs with a score or a
-0/1 label, or queries with their documents (see jaxlm/tasks/vectors.md).
+jaxlm/evaluation/in_context.md). --vectors compares the model's text vectors, also without training: pairs with a score
+or a 0/1 label, or queries with their documents (see jaxlm/evaluation/vectors.md).
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxlm.commands.common import (
     Parser,
     bootstrap_option,
     count,
+    mesh_of,
+    mesh_options,
     output_option,
     remark_length,
     standard_output,
@@ -52,6 +54,7 @@ def main(arguments: list[str]) -> None:
         "columns of --vectors: TEXT,TEXT,SCORE or QUERY,DOCUMENTS; by default sentence1,sentence2,score (or label), or "
         "query,positive"))
     vector_options(parser)
+    mesh_options(parser)
     parser.add_argument("--document-prompt", default=None, help=(
         "text before each document of a retrieval, such as 'passage: '; --prompt is then before queries only; by "
         "default the model's own, else none"))
@@ -61,6 +64,7 @@ def main(arguments: list[str]) -> None:
     start_jax()
     import jax
 
+    mesh = mesh_of(options)
     with standard_output(options):
         if options.vectors:
             if options.task or options.against or rest:
@@ -71,40 +75,41 @@ def main(arguments: list[str]) -> None:
             if options.limit:
                 raise UserError("--limit is for prompts and vectors; give --task FILE, or leave it out.")
             if options.against is None:
-                result = evaluate_run(options.model, rest, options.predictions, options.bootstrap)
+                result = evaluate_run(options.model, rest, options.predictions, options.bootstrap, mesh)
             elif options.predictions:
                 raise UserError("--predictions is for one model; leave out --against.")
             else:
-                result = compare_runs(options.model, options.against, rest, options.bootstrap or RESAMPLES)
+                result = compare_runs(options.model, options.against, rest, options.bootstrap or RESAMPLES, mesh)
         else:
             if options.bootstrap or options.against:
                 raise UserError("--bootstrap and --against are for fine-tuned models; leave them out with --task.")
             if rest:
                 raise UserError(f"{rest[0]} cannot be combined with --task; set it in the task file.")
-            from jaxlm.tasks.in_context import run
+            from jaxlm.evaluation.in_context import run
 
-            result = run(options.model, options.task, options.predictions or "", options.limit)
+            result = run(options.model, options.task, options.predictions or "", options.limit, mesh)
     if jax.process_index() == 0:
         print(json.dumps(result)) if options.json else print_result(result)
 
 
 def evaluate_run(
-    path: str | os.PathLike[str], flags: list[str] | None = None, predictions: str | None = None, resamples: int = 0
+    path: str | os.PathLike[str], flags: list[str] | None = None, predictions: str | None = None, resamples: int = 0,
+    mesh: Mapping[str, int] = {},
 ) -> dict[str, Any]:
     """Return the result of a fine-tuned model on its held-out rows, or on those of `--data.source`."""
     from jaxlm.runs.resolve import open_evaluation
     from jaxlm.tasks.evaluate import evaluate
 
-    return evaluate(open_evaluation(path, flags or []), predictions, resamples)
+    return evaluate(open_evaluation(path, flags or [], mesh), predictions, resamples)
 
 
 def evaluate_vectors(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the result of a model's vectors; see `jaxlm.tasks.vectors.evaluate`."""
+    """Return the result of a model's vectors; see `jaxlm.evaluation.vectors.evaluate`."""
+    from jaxlm.evaluation.vectors import evaluate
     from jaxlm.runs.model import load_trained
-    from jaxlm.tasks.vectors import evaluate
     from jaxlm.types import Role
 
-    model = load_trained(options.model)
+    model = load_trained(options.model, mesh_of(options))
     remark_length(options.length, model)
     if (similarity := model.vectors.similarity) not in ("", "cosine", "dot"):
         raise UserError(f"{options.model} compares vectors by {similarity}; here only cosine and dot are supported.")
@@ -118,12 +123,14 @@ def evaluate_vectors(options: argparse.Namespace) -> dict[str, Any]:
                     is_cosine=similarity != "dot")
 
 
-def compare_runs(path: str, other: str, flags: list[str], resamples: int) -> dict[str, Any]:
+def compare_runs(
+    path: str, other: str, flags: list[str], resamples: int, mesh: Mapping[str, int] = {}
+) -> dict[str, Any]:
     """Return the result of the model `path` beside that of `other`; see `jaxlm.tasks.evaluate.compare`."""
     from jaxlm.runs.resolve import open_evaluation
     from jaxlm.tasks.evaluate import answer_rows, compare
 
-    answers = (answer_rows(open_evaluation(model_path, flags)) for model_path in (path, other))
+    answers = (answer_rows(open_evaluation(model_path, flags, mesh)) for model_path in (path, other))
     return compare(*answers, resamples)
 
 

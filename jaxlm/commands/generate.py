@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from jaxlm.commands.common import Parser, start_jax
+from jaxlm.commands.common import Parser, mesh_of, mesh_options, start_jax
 
 
 def main(arguments: list[str]) -> None:
@@ -28,14 +28,17 @@ def main(arguments: list[str]) -> None:
                         help="text or symbol that ends a continuation, besides the vocabulary's; may be repeated")
     parser.add_argument("--steps", type=int, default=1024, help="denoising steps of a masked diffusion model (1024)")
     parser.add_argument("--logprobs", action="store_true", help="list each new token with its log-probability")
+    mesh_options(parser)
     options = parser.parse_args(arguments or ["--help"])
     start_jax()
+    import jax
+
     import jaxlm
 
     temperature = options.temperature
     if temperature is None:
         temperature = 0.8 if options.beams == 1 else 0.0
-    loaded, prompts = jaxlm.load(options.path, to_answer=True), options.prompts
+    loaded, prompts = jaxlm.load(options.path, to_answer=True, mesh=mesh_of(options)), options.prompts
     is_terminal = sys.stdout.isatty()
     # A continuation follows its prompt, which is bold in a terminal; an answer has a line of its own.
     shown = [f"\033[1m{prompt}\033[0m" if is_terminal else prompt for prompt in prompts]
@@ -43,7 +46,8 @@ def main(arguments: list[str]) -> None:
         shown = [f"{prompt}\n" for prompt in shown]
     if denoises := loaded.objective.denoises:  # the answers contain the prompts
         shown = [""] * len(prompts)
-    streams = is_terminal and not denoises and len(prompts) == 1 and options.beams == 1
+    is_main = jax.process_index() == 0
+    streams = is_terminal and is_main and not denoises and len(prompts) == 1 and options.beams == 1
     if streams:
         _show(shown[0])
     answers = loaded.generate(
@@ -51,7 +55,7 @@ def main(arguments: list[str]) -> None:
         temperature=temperature, top_k=options.top_k, top_p=options.top_p, seed=options.seed, beams=options.beams,
         length_penalty=options.length_penalty, steps=options.steps,
     )
-    for number, (prompt, answer) in enumerate(zip(shown, answers, strict=True), 1):
+    for number, (prompt, answer) in enumerate(zip(shown, answers, strict=True), 1) if is_main else ():
         if len(prompts) > 1:
             print(f"prompt {number} of {len(prompts)}:")
         print("" if streams else f"{prompt}{answer.text}")

@@ -48,18 +48,19 @@ class Search(NamedTuple):
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def search(objective, max_new_tokens, beams, start, params, prompts, mask, is_stop, length_penalty):
+def search(objective, max_new_tokens, beams, start, params, prompts_and_mask, is_stop, length_penalty):
     """Return the best continuation of each prompt.
 
     A beam ends with a stop token among the `beams` likeliest continuations, or at max_new_tokens. The search of a
     prompt ends when its best running beam, at its length, scores no better than its worst finished one.
 
-    prompts int32 and mask bool [batch, length] are padded on the left; is_stop bool [vocab] is True for stop tokens;
+    Prompts int32 and mask bool [batch, length] are padded on the left; is_stop bool [vocab] is True for stop tokens;
     scores are divided by length ** length_penalty.
 
     Returns:
         tokens int32 and log_probs float32 [batch, max_new_tokens], counts int32 [batch].
     """
+    prompts, mask = prompts_and_mask
     batch, vocab = prompts.shape[0], is_stop.shape[0]
 
     def select(search: Search, logits: Array) -> tuple[Search, Array]:

@@ -21,6 +21,7 @@ from jaxlm.inference.generate import Settings, choose_tokens, make_sampling, pad
 from jaxlm.inference.text import Completion
 from jaxlm.models.base import Inputs
 from jaxlm.objectives.base import PretrainedModel
+from jaxlm.parallel.inference import run_rows
 
 
 def denoise_text(
@@ -51,7 +52,8 @@ def denoise(loaded: PretrainedModel, rows: Sequence[Sequence[int]], settings: Se
     ids, mask = (x[:, : objective.model.max_length].astype(np.int32) for x in pad(rows, value=v.pad))
     places = pad(masks, max(map(len, masks)))
     kind, sampling = make_sampling(settings, v.size)
-    found = jax.device_get(_denoise(objective, kind, loaded.params, ids, mask, *places, sampling, settings.steps))
+    fill = functools.partial(_denoise, objective, kind)
+    found = run_rows(fill, loaded.params, (ids, mask, *places), sampling, settings.steps)
     answers = []
     for row, at, ids, log_probs in zip(rows, masks, *found, strict=True):
         text = tokenizer.decode(ids[1 : len(row) - 1].tolist(), skip_special=False)
@@ -60,8 +62,9 @@ def denoise(loaded: PretrainedModel, rows: Sequence[Sequence[int]], settings: Se
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _denoise(objective, kind, params, ids, mask, positions, is_masked, sampling, steps):
+def _denoise(objective, kind, params, rows, sampling, steps):
     """Return the filled rows int32 [batch, length], and log-probabilities float32 [batch, masks]."""
+    ids, mask, positions, is_masked = rows
     never, shape = jnp.asarray(objective.vocabulary.special), positions.shape
     # Tokens take the keys of the steps, 0 … steps - 1.
     step_of_mask = jnp.floor(jax.random.uniform(jax.random.fold_in(sampling.key, steps), shape) * steps)

@@ -17,16 +17,17 @@ from jaxlm.errors import UserError
 from jaxlm.inference.generate import pad
 from jaxlm.models.base import AtEnd, Inputs, Model, text_vectors
 from jaxlm.objectives.base import Objective, PretrainedModel
+from jaxlm.parallel.inference import num_row_shards, run_rows
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Params, Pooling
 
 BATCH = 32
-"""Texts in a batch."""
+"""Texts in a batch of a device."""
 
 
 def embed(
     loaded: PretrainedModel, texts: Sequence[str], pooling: Pooling = "mean", length: int | None = None,
-    normalize: bool = False, progress: bool = False,
+    normalize: bool = False, progress: bool = False, batch_size: int = BATCH,
 ) -> Float[np.ndarray, "texts width"]:
     """Return one float32 vector per text, pooled from its last hidden states, special tokens included.
 
@@ -41,6 +42,7 @@ def embed(
             maximum, at most 512.
         normalize: Scale vectors to Euclidean length 1.
         progress: Show a progress bar if standard error is a terminal.
+        batch_size: Texts in a batch of a device.
 
     Raises:
         UserError: A text has no tokens, the length is below 3, or the model has no summary token.
@@ -60,16 +62,18 @@ def embed(
     vectors: list[Any] = [None] * len(rows)
     order = np.argsort([len(row.input_ids) for row in rows], kind="stable")
     shown = progress and sys.stderr.isatty()
-    starts = range(0, len(order), BATCH)
+    size = batch_size * num_row_shards(text_params)
+    starts = range(0, len(order), size)
     for start in track(starts, "batches", console=Console(stderr=True), transient=True, disable=not shown):
         # Repeating rows in the last batch and rounding lengths up keeps the number of compilations small.
-        chosen = order[start : start + BATCH]
-        filled = np.resize(chosen, min(BATCH, len(order)))
+        chosen = order[start : start + size]
+        filled = np.resize(chosen, min(size, len(order)))
         ids, mask = pad([rows[number].input_ids for number in filled], value=max(vocabulary.pad, 0))
         segments, _ = pad([rows[number].segments for number in filled])
         ids, segments, mask = (x[:, :max_length] for x in (ids, segments, mask.astype(np.int32)))
-        batch = _vectors(model, vocabulary, pooling, text_params, Inputs(ids, segments, mask, padding=AtEnd()))
-        for number, vector in zip(filled, np.asarray(batch), strict=True):
+        inputs = Inputs(ids, segments, mask, padding=AtEnd())
+        found = run_rows(functools.partial(_vectors, model, vocabulary, pooling), text_params, inputs)
+        for number, vector in zip(filled, found, strict=True):
             vectors[number] = vector
     result = np.stack(vectors)
     return result / np.maximum(np.linalg.norm(result, axis=1, keepdims=True), 1e-12) if normalize else result

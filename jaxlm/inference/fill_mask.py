@@ -6,17 +6,17 @@ import functools
 from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxlm.errors import UserError
 from jaxlm.inference.generate import pad
 from jaxlm.models.base import Inputs
 from jaxlm.objectives.base import Objective, PretrainedModel
+from jaxlm.parallel.inference import num_row_shards, run_rows
 from jaxlm.tokenizers.tokenizer import Tokenizer
 
 BATCH = 32
-"""Texts in a batch."""
+"""Texts in a batch of a device."""
 
 
 def fill_mask(loaded: PretrainedModel, texts: Sequence[str], top_k: int = 5) -> list[list[list[tuple[str, float]]]]:
@@ -52,15 +52,15 @@ def fill_rows(
     """Fill the masks of rows of token ids, special tokens included; see `fill_mask`."""
     objective, tokenizer, answers = loaded.objective, loaded.tokenizer, []
     vocabulary = tokenizer.vocabulary
-    for start in range(0, len(rows), BATCH):
-        batch = rows[start : start + BATCH]
+    size = BATCH * num_row_shards(loaded.params)
+    for start in range(0, len(rows), size):
+        batch = rows[start : start + size]
         masks = [[i for i, token in enumerate(row) if token == vocabulary.mask] for row in batch]
         ids, mask = pad(batch, value=vocabulary.pad)
         ids, mask = (x[:, : objective.model.max_length] for x in (ids, mask.astype(np.int32)))
         positions, _ = pad(masks, max(map(len, masks)))
-        probabilities, tokens = jax.device_get(
-            _most_likely(objective, vocabulary, top_k, loaded.params, *map(jnp.asarray, (ids, mask, positions)))
-        )
+        most_likely = functools.partial(_most_likely, objective, vocabulary, top_k)
+        probabilities, tokens = run_rows(most_likely, loaded.params, (ids, mask, positions))
         for i, masked in enumerate(masks):
             answers.append([
                 list(zip(tokenizer.pieces(tokens[i, j].tolist()), probabilities[i, j].tolist(), strict=True))
@@ -70,8 +70,9 @@ def fill_rows(
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _most_likely(objective, vocabulary, top_k, params, input_ids, attention_mask, positions):
-    """Return probabilities and ids, [batch, masks, top_k]."""
+def _most_likely(objective, vocabulary, top_k, params, rows):
+    """Return probabilities and ids, [batch, masks, top_k], of the rows' ids, attention mask and positions."""
+    input_ids, attention_mask, positions = rows
     logits = objective.model.token_logits(params, Inputs(input_ids, mask=attention_mask), positions)
     # The embedding may be padded beyond the vocabulary.
     return jax.lax.top_k(jax.nn.softmax(logits[..., : vocabulary.size], axis=-1), top_k)

@@ -17,6 +17,7 @@ from jaxlm.fields import check_ranges, field
 from jaxlm.inference.beam import search
 from jaxlm.keys import Purpose, purpose_key
 from jaxlm.objectives.base import Objective
+from jaxlm.parallel.inference import constraints, fetch, place_batch, run_rows
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Params
 
@@ -125,23 +126,25 @@ def continuations(
     ids, mask = pad(prepare_prompts(objective, prompts, s.max_new_tokens), left=True)
     params = jax.tree.map(jnp.asarray, params)  # one transfer for all steps
     if s.beams > 1:
-        found = search(
-            objective, s.max_new_tokens, s.beams, decoder_start(objective), params, ids, mask, is_stop,
-            jnp.float32(s.length_penalty),
-        )
-        return _rows(*found)
+        write = functools.partial(search, objective, s.max_new_tokens, s.beams, decoder_start(objective))
+        return _rows(run_rows(write, params, (ids, mask), is_stop, np.float32(s.length_penalty)))
     kind, sampling = make_sampling(s, vocabulary.size, stream)
-    progress = _start(objective, s.max_new_tokens, kind, params, ids, mask, is_stop, sampling)
-    for step in range(1, s.max_new_tokens + 1, watch_every if watch else s.max_new_tokens):
-        if watch:
-            done = watch([answer.ids for answer in _rows(progress.tokens, progress.log_probs, progress.counts)])
-            progress = progress._replace(done=progress.done | np.asarray(done, bool))
-            if progress.done.all():
-                break
-        until = min(step + watch_every, s.max_new_tokens) if watch else s.max_new_tokens
-        if until > step:
-            progress = _advance(objective, kind, params, progress, is_stop, sampling, jnp.int32(until))
-    return _rows(progress.tokens, progress.log_probs, progress.counts)
+    done = np.zeros(len(prompts), bool)
+    with constraints(params):
+        progress = _start(
+            objective, s.max_new_tokens, kind, params, place_batch((ids, mask), params), is_stop, sampling
+        )
+        for step in range(1, s.max_new_tokens + 1, watch_every if watch else s.max_new_tokens):
+            if watch:
+                done |= np.asarray(watch([answer.ids for answer in _rows(_written(progress, len(prompts)))]), bool)
+                done |= fetch(progress.done, len(prompts))
+                if done.all():
+                    break
+                progress = progress._replace(done=place_batch(done, params))
+            until = min(step + watch_every, s.max_new_tokens) if watch else s.max_new_tokens
+            if until > step:
+                progress = _advance(objective, kind, params, progress, is_stop, sampling, np.int32(until))
+    return _rows(_written(progress, len(prompts)))
 
 
 def prepare_prompts(
@@ -200,8 +203,13 @@ def pad(
     return ids, mask
 
 
-def _rows(tokens: Array, log_probs: Array, counts: Array) -> list[Continuation]:
-    tokens, log_probs, counts = jax.device_get((tokens, log_probs, counts))
+def _written(progress: Progress, count: int) -> tuple[np.ndarray, ...]:
+    """Return tokens, log-probabilities and counts of the first `count` rows."""
+    return fetch((progress.tokens, progress.log_probs, progress.counts), count)
+
+
+def _rows(written: tuple[np.ndarray, ...]) -> list[Continuation]:
+    tokens, log_probs, counts = written
     return [
         Continuation(ids[:count].tolist(), each[:count].tolist())
         for ids, each, count in zip(tokens, log_probs, counts, strict=True)
@@ -250,8 +258,9 @@ class Progress(NamedTuple):
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _start(objective, max_new_tokens, kind, params, prompts, mask, is_stop, sampling):
+def _start(objective, max_new_tokens, kind, params, prompts_and_mask, is_stop, sampling):
     """Return the progress after the first token."""
+    prompts, mask = prompts_and_mask
     logits, state = objective.model.prefill(params, prompts, mask, max_new_tokens, decoder_start(objective))
     token, log_prob = choose_tokens(objective, kind, logits, sampling, 0)
     rows = prompts.shape[0]

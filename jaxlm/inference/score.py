@@ -20,6 +20,8 @@ from jaxlm.inference.generate import decoder_start, max_length, pad, prepare_pro
 from jaxlm.models.base import Inputs
 from jaxlm.models.layers.embeddings import logits as vocabulary_logits
 from jaxlm.objectives.base import Objective, PretrainedModel
+from jaxlm.parallel.activations import constrain, num_batch_shards
+from jaxlm.parallel.inference import num_row_shards, run_rows
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.types import Params
 
@@ -27,9 +29,9 @@ CONTEXTS = tuple(32 * 2**k for k in range(9))
 TARGETS = tuple(16 * 4**k for k in range(6))
 """Lengths to which contexts and targets are padded, up to the model's maximum length."""
 BATCH_TOKENS = 4096
-"""Tokens in a batch, with padding."""
+"""Tokens in a batch of a device, with padding."""
 LOGITS_ROWS = 512
-"""Tokens whose vocabulary logits are computed at once."""
+"""Tokens whose vocabulary logits a device computes at once."""
 
 
 class Pair(NamedTuple):
@@ -158,8 +160,9 @@ def score(loaded: PretrainedModel, pairs: Sequence[Pair]) -> list[Score]:
         UserError: The model can do neither, or the targets alone are too long for it.
     """
     objective, params = loaded.objective, jax.tree.map(jnp.asarray, loaded.params)
+    shards = num_row_shards(params)
     if objective.answer_kind == "masks":
-        return _score_masked(objective, params, pairs)
+        return _score_masked(objective, params, pairs, shards)
     if objective.answer_kind != "text":
         raise UserError(f"{type(objective).__name__} cannot score texts; use a causal, an encoder-decoder or a "
                         "masked model.")
@@ -170,11 +173,12 @@ def score(loaded: PretrainedModel, pairs: Sequence[Pair]) -> list[Score]:
         i: (_padded(len(pair.context), CONTEXTS, limit), _padded(len(pair.targets), TARGETS, limit))
         for i, pair in enumerate(fitted) if pair.targets
     }
-    for (length, count), batch, rows in _batches(shapes):
+    for (length, count), batch, rows in _batches(shapes, shards):
         chosen = [fitted[i] for i in batch] + [Pair([0], [0])] * (rows - len(batch))
         ids, mask = pad([pair.context for pair in chosen], length, left=True)
         targets, target_mask = pad([pair.targets for pair in chosen], count)
-        log_probs, likeliest = jax.device_get(_score(objective, params, ids, mask, targets, target_mask))
+        inputs = ids, mask, targets, target_mask
+        log_probs, likeliest = run_rows(functools.partial(_score, objective), params, inputs)
         for row, i in enumerate(batch):
             kept = slice(fitted[i].num_unscored, len(fitted[i].targets))
             found[i] = Score(log_probs[row, kept], likeliest[row, kept])
@@ -200,33 +204,43 @@ def _padded(size: int, lengths: Sequence[int], limit: int) -> int:
     return min(next((length for length in lengths if length >= size), size), max(limit, size))
 
 
-def _batches(shapes: Mapping[int, tuple[int, int]]) -> Iterator[tuple[tuple[int, int], list[int], int]]:
-    """Yield (shape, numbers of the batch's items, number of rows) of batches of at most BATCH_TOKENS."""
+def _batches(
+    shapes: Mapping[int, tuple[int, int]], shards: int
+) -> Iterator[tuple[tuple[int, int], list[int], int]]:
+    """Yield (shape, numbers of the batch's items, number of rows) of batches of at most BATCH_TOKENS on a device."""
     groups: dict[tuple[int, int], list[int]] = defaultdict(list)
     for number, shape in shapes.items():
         groups[shape].append(number)
     for shape, numbers in sorted(groups.items()):
-        rows = min(max(1, BATCH_TOKENS // sum(shape)), 1 << (len(numbers) - 1).bit_length())
+        own = -(-len(numbers) // shards)  # of each device
+        rows = shards * min(max(1, BATCH_TOKENS // sum(shape)), 1 << (own - 1).bit_length())
         for start in range(0, len(numbers), rows):
             yield shape, numbers[start : start + rows], rows
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _score(objective, params, ids, mask, targets, target_mask):
+def _score(objective, params, inputs):
     """Return log-probabilities, float32, and whether a target is the likeliest token, bool: [batch, targets]."""
+    ids, mask, targets, target_mask = inputs
     features = objective.model.target_features(params, ids, mask, targets, target_mask, decoder_start(objective))
     table, bias = objective.model.output_matrix(params)
     table, bias = jax.tree.map(lambda x: x[: objective.vocabulary.size], (table, bias))  # without padding
 
-    def score_rows(rows: tuple[Array, Array]) -> tuple[Array, Array]:
-        features, labels = rows
-        return score_logits(vocabulary_logits(features, table, bias), labels)
+    def score_columns(columns: tuple[Array, Array]) -> tuple[Array, Array]:
+        features, labels = map(constrain, columns)
+        found = score_logits(vocabulary_logits(features, table, bias).reshape(labels.size, -1), labels.reshape(-1))
+        return tuple(x.reshape(labels.shape) for x in found)
 
-    size, chunk = targets.size, min(LOGITS_ROWS, targets.size)
-    labels = jnp.pad(targets.reshape(size), (0, -size % chunk))
-    features = jnp.pad(features.reshape(size, -1), ((0, -size % chunk), (0, 0)))
-    found = jax.lax.map(score_rows, (features.reshape(-1, chunk, features.shape[1]), labels.reshape(-1, chunk)))
-    return tuple(x.reshape(-1)[:size].reshape(targets.shape) for x in found)
+    # Parts of all rows, so that each device has its own rows of every part.
+    rows, count = targets.shape
+    chunk = min(count, max(1, LOGITS_ROWS * num_batch_shards() // rows))
+
+    def split(x: Array) -> Array:
+        x = jnp.pad(x, ((0, 0), (0, -count % chunk), *[(0, 0)] * (x.ndim - 2)))
+        return x.reshape(rows, -1, chunk, *x.shape[2:]).swapaxes(0, 1)
+
+    found = jax.lax.map(score_columns, (split(features), split(targets)))
+    return tuple(x.swapaxes(0, 1).reshape(rows, -1)[:, :count] for x in found)
 
 
 def score_logits(
@@ -237,7 +251,7 @@ def score_logits(
     return chosen - jax.nn.logsumexp(logits, axis=1), jnp.argmax(logits, axis=1) == labels
 
 
-def _score_masked(objective: Objective, params: Params, pairs: Sequence[Pair]) -> list[Score]:
+def _score_masked(objective: Objective, params: Params, pairs: Sequence[Pair], shards: int) -> list[Score]:
     if not pairs:
         return []
     v = objective.vocabulary
@@ -250,20 +264,22 @@ def _score_masked(objective: Objective, params: Params, pairs: Sequence[Pair]) -
     scored = [(i, 1 + len(pair.context) + k) for i, pair in enumerate(pairs) for k in range(len(pair.targets))]
     values, likeliest = np.zeros(len(scored), np.float32), np.zeros(len(scored), bool)
     shapes = {k: (_padded(len(texts[i]), CONTEXTS, max_length(objective)), 0) for k, (i, _) in enumerate(scored)}
-    for (length, _), batch, rows in _batches(shapes):
+    for (length, _), batch, rows in _batches(shapes, shards):
         chosen = [scored[number] for number in batch]
         # Rows that fill up the batch need one token for a finite softmax.
         ids, mask = pad([texts[i] for i, _ in chosen] + [[v.pad]] * (rows - len(batch)), length, v.pad)
         positions, labels = np.zeros((rows, 1), np.int32), np.zeros(rows, np.int32)
         for row, (i, position) in enumerate(chosen):
             ids[row, position], positions[row], labels[row] = v.mask, position, texts[i][position]
-        found = jax.device_get(_score_masks(objective, params, ids, mask.astype(np.int32), positions, labels))
+        inputs = ids, mask.astype(np.int32), positions, labels
+        found = run_rows(functools.partial(_score_masks, objective), params, inputs)
         values[batch], likeliest[batch] = (x[: len(batch)] for x in found)
     ends = np.cumsum([len(pair.targets) for pair in pairs])[:-1]
     return [Score(*parts) for parts in zip(np.split(values, ends), np.split(likeliest, ends), strict=True)]
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _score_masks(objective, params, ids, attention_mask, positions, labels):
+def _score_masks(objective, params, inputs):
+    ids, attention_mask, positions, labels = inputs
     logits = objective.model.token_logits(params, Inputs(ids, mask=attention_mask), positions)[:, 0]
     return score_logits(logits[:, : objective.vocabulary.size], labels)

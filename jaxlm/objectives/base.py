@@ -395,10 +395,7 @@ class Bound(Objective):
         return None
 
     def score_rows(self, params: Params, source: Any, length: int, batch_size: int) -> dict[str, float]:
-        """Return metrics of all held-out rows of a source that are no means of terms; none for pretraining.
-
-        The parameters are on one device.
-        """
+        """Return metrics of all held-out rows of a source that are no means of terms; none for pretraining."""
         return {}
 
     def prompt(self, tokens: Sequence[int]) -> list[int]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
@@ -69,6 +70,16 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
     else:
         arranged = create_hybrid_device_mesh(sizes, (slices, 1, 1), devices, **options)
     return Mesh(arranged, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def make_inference_mesh(trained: MeshConfig, sizes: Mapping[str, int] = {}) -> Mesh:
+    """Return the mesh of a trained model: of the axis sizes given, else that of its training.
+
+    If that does not fit the devices at hand, all of them shard the parameters.
+    """
+    with contextlib.suppress(UserError):
+        return make_mesh(MeshConfig(**sizes) if sizes else trained)
+    return make_mesh(MeshConfig(**sizes) if sizes else MeshConfig(1, -1, 1))
 
 
 def check_batch(batch_size: int, accumulate: int, mesh: Mesh, group: int = 1) -> None:

@@ -24,12 +24,12 @@ def finetune(resolved: Resolved, run_dir: str | os.PathLike[str], report: Report
     Raises:
         UserError, Stopped: as `pretrain`.
     """
-    session, program, state, figures, metadata = pretrain(resolved, run_dir, report)
+    session, _, state, figures, metadata = pretrain(resolved, run_dir, report)
     if not figures:
         return None
     t = session.kept.train
-    best = load_run(session.run.path) if t.uses_best else None
-    params, step = (best.params, best.step) if best else (program.local_params(state.eval_params), int(state.step))
+    best = load_run(session.run.path, {}) if t.uses_best else None
+    params, step = (best.params, best.step) if best else (state.eval_params, int(state.step))
     # The attention kernel was chosen for training.
     task = dataclasses.replace(session.objective, model=session.objective.model.with_execution(attention="auto"))
     evaluation = Evaluation(task, params, session.source, session.experiment.data, t.batch_size)

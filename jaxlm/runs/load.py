@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxlm import hub
@@ -18,6 +18,9 @@ from jaxlm.errors import UserError
 from jaxlm.huggingface.families import reader_of
 from jaxlm.huggingface.folder import import_folder
 from jaxlm.objectives.base import Constants, Objective, PretrainedModel
+from jaxlm.parallel.inference import shard_params
+from jaxlm.parallel.mesh import MeshConfig, make_inference_mesh
+from jaxlm.parallel.rules import shardings
 from jaxlm.paths import any_path, local_folder, run_path
 from jaxlm.runs.folder import RunFolder, split_steps
 from jaxlm.runs.session import find_tokenizer
@@ -27,11 +30,13 @@ from jaxlm.training.metrics import best_step, evaluations
 from jaxlm.types import FolderSettings, Params
 
 
-def load_model(path: str | os.PathLike[str]) -> PretrainedModel:
-    """Load the newest checkpoint of a run folder, a Transformers folder or one of vectors, onto the default device.
+def load_model(path: str | os.PathLike[str], mesh: Mapping[str, int] | None = None) -> PretrainedModel:
+    """Load the newest checkpoint of a run folder, a Transformers folder or one of vectors.
 
     Args:
         path: The folder, RUN@STEPS (see `load_run`) or `hf:ORG/NAME[@REVISION]`.
+        mesh: Sizes of the axes that shard the parameters, see `make_inference_mesh`; None for this process's first
+            device.
 
     Raises:
         UserError: The folder is neither.
@@ -41,7 +46,7 @@ def load_model(path: str | os.PathLike[str]) -> PretrainedModel:
     if not folder.is_dir():
         raise UserError(f"{path} is not a folder; give a run, RUN@STEP, RUN@last3 or a Transformers folder.")
     if (folder / "checkpoints").is_dir():
-        return load_run(path)
+        return load_run(path, mesh)
     inside = [*folder.glob("*/checkpoints"), *folder.glob("*/*/checkpoints")]  # of a sweep, of several seeds
     if inside and not (folder / "config.json").is_file():
         runs = ", ".join(sorted(str(checkpoints.parent) for checkpoints in inside))
@@ -49,13 +54,15 @@ def load_model(path: str | os.PathLike[str]) -> PretrainedModel:
     folder = local_folder(folder, "Transformers folders")
     imported = (reader_of(folder) or import_folder)(folder)
     # Otherwise every call of a jitted function would copy them.
-    return dataclasses.replace(imported, params=jax.device_put(imported.params), path=str(path))
+    params = shard_params(imported.params, None if mesh is None else make_inference_mesh(MeshConfig(), mesh))
+    return dataclasses.replace(imported, params=params, path=str(path))
 
 
-def load_run(path: str | os.PathLike[str]) -> PretrainedModel:
+def load_run(path: str | os.PathLike[str], mesh: Mapping[str, int] | None = None) -> PretrainedModel:
     """Load the newest undamaged checkpoint of a run folder, or the best one (see `TrainConfig.uses_best`).
 
-    Of RUN@STEP it is that of a step. Of several, as RUN@last3, the parameters are the mean, computed in float64.
+    Of RUN@STEP it is that of a step. Of several, as RUN@last3, the parameters are the mean, computed in float64. Each
+    device reads its own shards.
     """
     folder = run_path(split_steps(path)[0])
     experiment, run = load_config(folder / "config.json"), RunFolder.read(path)  # in this order: links are refused
@@ -79,7 +86,10 @@ def load_run(path: str | os.PathLike[str]) -> PretrainedModel:
         kept = {step: history[step] for step in checkpoints.steps() if step in history}
         shapes = jax.eval_shape(objective.init, jax.random.key(0))
         best = best_step(kept, t.criterion) if kept else None
-        restore = functools.partial(checkpoints.restore_params, shapes, average=experiment.optimizer.average > 0)
+        placement = None if mesh is None else shardings(shapes, make_inference_mesh(experiment.mesh, mesh))
+        restore = functools.partial(
+            checkpoints.restore_params, shapes, placement, average=experiment.optimizer.average > 0
+        )
         params, step = restore(step=run.named_steps[-1] if run.named_steps else best)
         if len(run.named_steps) > 1:
             params = _mean((restore(step=each)[0] for each in run.named_steps), len(run.named_steps))
@@ -101,10 +111,11 @@ def load_run(path: str | os.PathLike[str]) -> PretrainedModel:
 
 
 def _mean(models: Iterable[Params], count: int) -> Params:
-    """Return the mean of the parameters of `count` models, computed in float64 on the host."""
-    shares = (jax.tree.map(lambda leaf: np.asarray(leaf, np.float64) / count, params) for params in models)
-    total = functools.reduce(lambda one, other: jax.tree.map(np.add, one, other), shares)
-    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), total)
+    """Return the mean of the parameters of `count` models, computed in float64 on their devices."""
+    with jax.enable_x64(True):
+        shares = (jax.tree.map(lambda leaf: leaf.astype(np.float64) / count, params) for params in models)
+        total = functools.reduce(lambda one, other: jax.tree.map(operator.add, one, other), shares)
+        return jax.tree.map(lambda leaf: leaf.astype(np.float32), total)
 
 
 def constant_arrays(objective: Objective, vocabulary: Vocabulary) -> Constants:

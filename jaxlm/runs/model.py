@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any, get_args
 
@@ -18,10 +18,10 @@ from jaxlm.data.labelled import LabelledSource, Record
 from jaxlm.errors import UserError
 from jaxlm.huggingface.sentence_transformers import read
 from jaxlm.inference.denoise import denoise_text
-from jaxlm.inference.embed import embed
+from jaxlm.inference.embed import BATCH, embed
 from jaxlm.inference.fill_mask import fill_mask
 from jaxlm.inference.generate import Settings, max_length
-from jaxlm.inference.score import Pair, Score, score, score_texts
+from jaxlm.inference.score import Pair, Score, encode_pair, score, score_texts
 from jaxlm.inference.text import Completion, generate_text
 from jaxlm.objectives.base import PretrainedModel
 from jaxlm.runs.load import load_model
@@ -38,6 +38,9 @@ from jaxlm.types import Pooling, Role, Vectors
 @dataclasses.dataclass(frozen=True)
 class TrainedModel(PretrainedModel):
     """A `PretrainedModel` with methods that read texts, in padded batches whose padding is masked.
+
+    Rows are split over the mesh that shards the parameters. With several processes, each calls the same methods with
+    the same texts, computes its own rows and gets all results.
 
     Every method raises UserError for a model that cannot do it, and for a single text in place of a list.
     """
@@ -60,6 +63,7 @@ class TrainedModel(PretrainedModel):
     def encode(
         self, texts: Sequence[str], pooling: Pooling | None = None, length: int | None = None,
         normalize: bool | None = None, prompt: str | None = None, role: Role = "", progress: bool = False,
+        batch_size: int = BATCH,
     ) -> Float[np.ndarray, "texts width"]:
         """Return one float32 vector per text; see `jaxlm.inference.embed.embed`.
 
@@ -74,6 +78,7 @@ class TrainedModel(PretrainedModel):
             prompt: Text before each text.
             role: "query" or "document", for a model that has prompts for them.
             progress: Show a progress bar if standard error is a terminal.
+            batch_size: Texts in a batch of a device.
         """
         settings = self.vectors
         if role not in get_args(Role):
@@ -90,7 +95,7 @@ class TrainedModel(PretrainedModel):
         return embed(
             self, [prompt + text for text in _checked(texts)], pooling or settings.pooling,
             settings.length if length is None else length, settings.normalize if normalize is None else normalize,
-            progress,
+            progress, batch_size,
         )
 
     def fill(self, texts: Sequence[str], top_k: int = 5) -> list[list[list[tuple[str, float]]]]:
@@ -99,33 +104,45 @@ class TrainedModel(PretrainedModel):
         return fill_mask(self, _checked(texts), top_k)
 
     def generate(
-        self, prompts: Sequence[str], stop: Sequence[str] = (), on_text: Callable[[str], None] | None = None,
-        **settings: Any,
+        self, prompts: Sequence[str] | Sequence[Sequence[int]], stop: Sequence[str] = (),
+        on_text: Callable[[str], None] | None = None, skip_special: bool = False, **settings: Any,
     ) -> list[Completion]:
         """Continue prompts; a masked diffusion model fills their masks.
 
         Args:
-            prompts: The prompts; special tokens may stand in them.
+            prompts: Texts, in which special tokens may stand, or token ids.
             stop: Strings that end a continuation and are left out.
             on_text: Receives the text of a single prompt in pieces while it is generated.
+            skip_special: Leave special tokens out of the text.
             settings: Fields of `jaxlm.inference.generate.Settings`, such as max_new_tokens=20, temperature=0.8.
         """
         self.require_heads()
         if self.objective.denoises:
             return denoise_text(self, _checked(prompts), Settings(**settings), stop)
-        ids = [self.tokenizer.encode_with_symbols(prompt) for prompt in _checked(prompts)]
-        return generate_text(self, ids, Settings(**settings), stop, on_text)
+        if not _has_all(prompts, lambda prompt: isinstance(prompt, tuple | list)):
+            prompts = [self.tokenizer.encode_with_symbols(prompt) for prompt in _checked(prompts)]
+        return generate_text(self, prompts, Settings(**settings), stop, on_text, skip_special)
 
-    def score(self, texts: Sequence[str]) -> list[Score]:
+    def score(
+        self, texts: Sequence[str] | Sequence[tuple[str, str]], stride: int = 0, sentinel: bool = False,
+        keep_space: bool = False,
+    ) -> list[Score]:
         """Return the log-probability of each token of each text, whose sum is `total`.
 
-        Causal models read long texts in windows that move by half their length (`score_texts`). A masked model predicts
-        each token with only that one masked.
+        A masked model predicts each token with only that one masked.
+
+        Args:
+            texts: Whole texts, or pairs of a context and its continuation, whose tokens alone are scored.
+            stride: Tokens by which the window of a causal model moves over a whole text; 0: half of its length.
+            sentinel: See `jaxlm.inference.score.encode_pair`, as for `keep_space`.
+            keep_space: Of a pair.
         """
         self.require_heads()
+        if _has_all(texts, _is_pair):
+            return score(self, [encode_pair(self, *pair, sentinel, keep_space) for pair in texts])
         if self.objective.answer_kind == "masks":
             return score(self, [Pair([], self.tokenizer.encode(text)) for text in _checked(texts)])
-        return score_texts(self, _checked(texts), max(1, max_length(self.objective) // 2))
+        return score_texts(self, _checked(texts), stride or max(1, max_length(self.objective) // 2))
 
     def score_pairs(self, pairs: Sequence[tuple[str, str]], length: int | None = None) -> Float[np.ndarray, " pairs"]:
         """Return a reranker's score of each query and passage, cut to `length` tokens together (see `encode`)."""
@@ -133,8 +150,7 @@ class TrainedModel(PretrainedModel):
         is_number = isinstance(task, Classification) and task.target == "number"  # how Transformers names one logit
         if not isinstance(task, Rerank) and not is_number:
             raise UserError(f"{self.path} is no reranker; train one with `jaxlm finetune rerank`.")
-        if not _has_all(pairs, lambda pair: isinstance(pair, tuple | list) and len(pair) == 2 and
-                        all(isinstance(text, str) for text in pair)):
+        if not _has_all(pairs, _is_pair):
             raise UserError("give a list of pairs, each a query and a passage.")
         names = ("text", "text_pair") if is_number else ("query", "positive")
         values = [dict(zip(names, pair, strict=True)) | {"label": None, "negatives": []} for pair in pairs]
@@ -153,14 +169,18 @@ class TrainedModel(PretrainedModel):
             )
 
 
-def load_trained(path: str | os.PathLike[str]) -> TrainedModel:
-    """Load a model; see `jaxlm.runs.load.load_model`."""
-    return TrainedModel(**vars(load_model(path)))
+def load_trained(path: str | os.PathLike[str], mesh: Mapping[str, int] = {}) -> TrainedModel:
+    """Load a model onto a mesh of all devices; see `jaxlm.runs.load.load_model` and `make_inference_mesh`."""
+    return TrainedModel(**vars(load_model(path, mesh)))
 
 
 def _has_all(values: Any, is_right: Callable[[Any], bool]) -> bool:
     """Return whether `values` is a collection of one right value or more; a generator has no length."""
     return isinstance(values, Sized) and len(values) > 0 and all(map(is_right, values))
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, tuple | list) and len(value) == 2 and all(isinstance(text, str) for text in value)
 
 
 def _checked(texts: Sequence[str]) -> list[str]:

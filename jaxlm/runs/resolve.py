@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 
@@ -123,15 +123,17 @@ def _objective_of(experiment: Experiment, pretrained: PretrainedModel | None, as
     return objective if pretrained is None else objective.with_pretrained_model(pretrained)
 
 
-def open_evaluation(path: str | os.PathLike[str], flags: Sequence[str] = ()) -> Evaluation:
-    """Open a fine-tuned model and rows, to evaluate it.
+def open_evaluation(
+    path: str | os.PathLike[str], flags: Sequence[str] = (), mesh: Mapping[str, int] = {}
+) -> Evaluation:
+    """Open a fine-tuned model and rows, to evaluate it on a mesh (see `make_inference_mesh`).
 
     Its rows are those of a flag, else those of the run's `data.dev`, else those held out of the run's `data.source`.
 
     Raises:
         UserError: The model is not fine-tuned, or a flag is wrong or changes nothing here.
     """
-    pretrained = load_model(path)
+    pretrained = load_model(path, mesh)
     task = pretrained.objective
     if not task.scores_rows:
         raise UserError(

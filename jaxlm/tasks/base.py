@@ -22,6 +22,7 @@ from jaxlm.models.layers.activations import ACTIVATIONS
 from jaxlm.models.layers.dropout import dropout
 from jaxlm.models.layers.embeddings import logits
 from jaxlm.objectives.base import Constants, Line, Objective, PretrainedModel, require_positions
+from jaxlm.parallel.inference import mesh_of, run_rows, shard_params
 from jaxlm.tasks.metrics import label_order
 from jaxlm.tasks.remarks import require_classes, row_remarks
 from jaxlm.tokenizers.template import EncodedText, Template
@@ -284,11 +285,12 @@ class Task(Objective):
 
     def run(self, params: Params, source: LabelledSource, length: int, batch_size: int) -> list[Arrays]:
         """Return the outputs of `predict` for each held-out example, without batch dimension."""
-        constants = jax.device_put(self.prediction_constants())  # otherwise every batch would copy them
+        # Otherwise every batch would copy them.
+        constants = shard_params(self.prediction_constants(), mesh_of(params))
         batches = source.batches("held_out", batch_size, self.row_format(length), 0)
         found: dict[int, Arrays] = {}
         for batch in batches.evaluation(batch_size, batches.num_rows):
-            outputs = jax.device_get(_predict(self, params, constants, batch))
+            outputs = run_rows(functools.partial(_predict, self, constants), params, batch)
             for place in np.flatnonzero(batch["row"] >= 0):
                 found[int(batch["row"][place])] = {name: array[place] for name, array in outputs.items()}
         return [found[number] for number in range(len(found))]
@@ -351,7 +353,7 @@ class Task(Objective):
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _predict(task: Task, params: Params, constants: Constants, batch: Arrays) -> Arrays:
+def _predict(task: Task, constants: Constants, params: Params, batch: Arrays) -> Arrays:
     return task.with_constants(constants).predict(params, batch)
 
 

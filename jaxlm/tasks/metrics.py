@@ -22,6 +22,8 @@ _WITHOUT_SPACES = (  # as ranges of a regular expression
     "\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao and Tibetan, Burmese, Khmer
     "\u2e80-\u30ff\u31f0-\u31ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # Chinese and Japanese
 )
+CUTOFF = 10
+"""Number of ranked documents for nDCG and MRR."""
 _PACKAGES = {"rouge": "rouge_score", "bleu": "sacrebleu"}
 
 

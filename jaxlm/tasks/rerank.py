@@ -16,8 +16,8 @@ from jaxlm.fields import field
 from jaxlm.objectives.base import Line, PretrainedModel, Term, Terms
 from jaxlm.objectives.losses import cross_entropy
 from jaxlm.tasks.base import Answer, Task
+from jaxlm.tasks.metrics import CUTOFF
 from jaxlm.tasks.multiple_choice import MultipleChoice
-from jaxlm.tasks.vectors import CUTOFF
 from jaxlm.tokenizers.tokenizer import Tokenizer
 
 

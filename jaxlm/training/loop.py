@@ -220,8 +220,7 @@ def evaluate(program: Program, state: TrainState, feed: Feed) -> dict[str, float
     primary = program.objective.primary_metric
     figures |= {f"{source}_{primary}": part[primary] for source, part in parts.items() if source and primary in part}
     if program.objective.scores_rows and name and not name.endswith("loss"):
-        params = program.local_params(state.eval_params)
-        figures |= program.objective.score_rows(params, feed.source, feed.length, program.train.batch_size)
+        figures |= program.objective.score_rows(state.eval_params, feed.source, feed.length, program.train.batch_size)
     if name and name not in figures:
         raise UserError(f"train.best_by is {name!r}; the figures of this run are {', '.join(figures)}.")
     return from_main(figures)  # those of a task differ by a rounding, and all processes must stop at the same step

@@ -157,7 +157,6 @@ class Program:
             objective.constants, shardings(objective.constants, mesh),
         )
         self.compiler_options = compiler_options(mesh, train.deterministic)
-        self._replicate = jax.jit(lambda params: params, out_shardings=replicated(mesh))
         self.train_step, self.replay_step = make_train_step(self), make_train_step(self, replay=True)
         self.eval_objective = dataclasses.replace(run.objective, model=objective.model) if run else objective
         is_evaluated_alike = run is not None and run.objective.model == objective.model
@@ -206,9 +205,6 @@ class Program:
 
         return jax.jit(state, out_shardings=self.shardings)(params)
 
-    def local_params(self, params: Params) -> Params:
-        """Return the parameters as arrays of this process's first device."""
-        return jax.tree.map(lambda leaf: leaf.addressable_data(0), self._replicate(params))
 
     def initial_memory(self) -> Memory:
         """Return the initial recurrence memory of a stream, on its devices."""

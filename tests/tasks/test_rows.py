@@ -17,6 +17,7 @@ from jaxlm.data.corpus import open_corpus
 from jaxlm.data.labelled import EncodedExample, LabelledSource, Record, good_rows
 from jaxlm.data.readers import Columns
 from jaxlm.errors import UserError
+from jaxlm.evaluation.prompts import fill
 from jaxlm.models.bert import Bert
 from jaxlm.models.t5 import T5
 from jaxlm.tasks.answers import AnswerRows, Answers, Window
@@ -24,7 +25,6 @@ from jaxlm.tasks.classification import Classification, TextRows
 from jaxlm.tasks.evaluate import Evaluation, answer_rows, evaluate
 from jaxlm.tasks.metrics import class_details
 from jaxlm.tasks.multiple_choice import ChoiceRows, MultipleChoice
-from jaxlm.tasks.prompts import fill
 from jaxlm.tasks.remarks import label_remarks, require_classes, row_remarks
 from jaxlm.tasks.tables import read_table
 from jaxlm.tasks.tagging import Tagging, TagRows

@@ -22,7 +22,7 @@ from jaxlm.data.readers import Columns
 from jaxlm.errors import UserError
 from jaxlm.paths import check_output
 from jaxlm.tasks.evaluate import Result, bootstrap, rounded, text_groups, write_predictions
-from jaxlm.tasks.metrics import correlations
+from jaxlm.tasks.metrics import CUTOFF, correlations
 from jaxlm.tasks.tables import TableRow, read_table, whole_table
 from jaxlm.types import Role
 
@@ -30,8 +30,8 @@ Encode = Callable[[Sequence[str], Role], Float[np.ndarray, "texts width"]]
 """Function that returns the vectors of texts."""
 PAIR, GOLDS, RETRIEVAL = ("sentence1", "sentence2"), ("score", "label"), ("query", "positive")
 """Columns that are found by their names."""
-CUTOFF, DEPTH = 10, 100
-"""Number of documents for nDCG and MRR, and the largest one for recall."""
+DEPTH = 100
+"""Largest number of documents for recall."""
 QUERIES, DOCUMENTS = 1024, 4096
 """Queries and documents that are compared at once."""
 

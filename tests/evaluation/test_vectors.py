@@ -13,8 +13,8 @@ import scipy.stats
 
 from jaxlm.cli import main
 from jaxlm.errors import UserError
+from jaxlm.evaluation import vectors
 from jaxlm.runs.model import load_trained
-from jaxlm.tasks import vectors
 from tests.huggingface.support import minilm
 
 

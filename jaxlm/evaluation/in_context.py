@@ -6,28 +6,30 @@ See Radford et al. 2019, section 3, and Brown et al. 2020, section 2.4.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
-import jaxlm
 from jaxlm.errors import UserError
-from jaxlm.inference.generate import Settings, max_length
-from jaxlm.inference.score import Pair, Score, encode_pair, score, score_texts
-from jaxlm.inference.text import fit_prompts, generate_text
-from jaxlm.objectives.base import PretrainedModel
+from jaxlm.evaluation.prompts import METRICS, PromptRow, PromptTask, read_examples, read_task
+from jaxlm.inference.generate import max_length
+from jaxlm.inference.score import Score
+from jaxlm.inference.text import fit_prompts
 from jaxlm.paths import any_path, check_output
+from jaxlm.runs.model import TrainedModel, load_trained
 from jaxlm.tasks import metrics
 from jaxlm.tasks.evaluate import write_predictions
-from jaxlm.tasks.prompts import METRICS, PromptRow, PromptTask, read_examples, read_task
 from jaxlm.tokenizers.unknown import summarize_unknown
 
 Result = tuple[list[dict[str, Any]], dict[str, float], dict[str, int]]
 """A row per prediction (`prediction`, `gold`, scores), metrics, and settings that depend on the model, by name."""
 
 
-def run(model_path: str, task_file: str, predictions: str = "", limit: int = 0) -> dict[str, Any]:
+def run(
+    model_path: str, task_file: str, predictions: str = "", limit: int = 0, mesh: Mapping[str, int] = {}
+) -> dict[str, Any]:
     """Evaluate a run or a Transformers folder on the task of a prompt file.
 
     Args:
@@ -35,6 +37,7 @@ def run(model_path: str, task_file: str, predictions: str = "", limit: int = 0) 
         task_file: The prompt file.
         predictions: File for the rows of the result, JSON lines.
         limit: Number of rows; 0 for all.
+        mesh: See `jaxlm.runs.model.load_trained`.
 
     Returns:
         {"task", "metrics", "examples"}, for perplexity also "length" and "stride" of the windows.
@@ -45,18 +48,19 @@ def run(model_path: str, task_file: str, predictions: str = "", limit: int = 0) 
     task = read_task(task_file)
     check_output(predictions, "--predictions", inputs=(task_file, task.data, task.shots_data))
     examples = read_examples(task, limit)
-    loaded = jaxlm.load(model_path, to_answer=True)
+    loaded = load_trained(model_path, mesh)
+    loaded.require_heads()
     tokenizer, prompts = loaded.tokenizer, [example.prompt for example in examples]
     if unknown := summarize_unknown(tokenizer, [(tokenizer.encode_arrays([text])[0], [text]) for text in prompts]):
         print(unknown)
     is_run = (any_path(model_path) / "checkpoints").is_dir()
     rows, found, settings = evaluate(loaded, task, examples, is_run)
-    if predictions:
+    if predictions and jax.process_index() == 0:
         write_predictions(predictions, [{"id": example.id} | row for example, row in zip(examples, rows, strict=True)])
     return {"task": task.task, "metrics": found, "examples": len(examples)} | settings
 
 
-def evaluate(loaded: PretrainedModel, task: PromptTask, examples: Sequence[PromptRow], is_run: bool = False) -> Result:
+def evaluate(loaded: TrainedModel, task: PromptTask, examples: Sequence[PromptRow], is_run: bool = False) -> Result:
     """Return the result of a task.
 
     Args:
@@ -77,18 +81,15 @@ def evaluate(loaded: PretrainedModel, task: PromptTask, examples: Sequence[Promp
     return function(loaded, task, examples, sentinel)
 
 
-def _choice(loaded: PretrainedModel, task: PromptTask, examples: Sequence[PromptRow], sentinel: bool) -> Result:
+def _choice(loaded: TrainedModel, task: PromptTask, examples: Sequence[PromptRow], sentinel: bool) -> Result:
     """Choose the likeliest continuation of each prompt."""
-    def scores(pairs: Iterable[tuple[str, str]]) -> list[Score]:
-        return score(loaded, [encode_pair(loaded, *pair, sentinel) for pair in pairs])
-
     pairs = [(example.prompt, choice) for example in examples for choice in example.choices]
     choices = dict.fromkeys(choice for _, choice in pairs)
     priors = dict.fromkeys(choices, 0.0)
     if task.normalise == "unconditional":
-        found = scores((task.unconditional_prompt, choice) for choice in choices)
+        found = loaded.score([(task.unconditional_prompt, choice) for choice in choices], sentinel=sentinel)
         priors = {choice: each.total for choice, each in zip(choices, found, strict=True)}
-    found, rows = iter(scores(pairs)), []
+    found, rows = iter(loaded.score(pairs, sentinel=sentinel)), []
     for example in examples:
         values = [
             (each.total - priors[choice]) / _size(task.normalise, choice.removeprefix(task.delimiter), each)
@@ -110,7 +111,7 @@ def _size(normalise: str, text: str, found: Score) -> int:
     return max(1, sizes.get(normalise, 1))
 
 
-def _generate(loaded: PretrainedModel, task: PromptTask, examples: Sequence[PromptRow], sentinel: bool) -> Result:
+def _generate(loaded: TrainedModel, task: PromptTask, examples: Sequence[PromptRow], sentinel: bool) -> Result:
     """Write free answers, by greedy decoding or beam search."""
     tokenizer, v, stops = loaded.tokenizer, loaded.tokenizer.vocabulary, task.stop
     if sentinel:  # the span ends at the next sentinel
@@ -119,8 +120,10 @@ def _generate(loaded: PretrainedModel, task: PromptTask, examples: Sequence[Prom
     # Tokenizers join the space after the prompt to the answer.
     prompts = [tokenizer.encode(example.prompt.rstrip(" ")) + [v.sentinel] * sentinel for example in examples]
     prompts = fit_prompts(loaded, prompts, task.max_new_tokens)
-    settings = Settings(max_new_tokens=task.max_new_tokens, beams=task.beams, length_penalty=task.length_penalty)
-    answers = generate_text(loaded, prompts, settings, stops, skip_special=True)
+    answers = loaded.generate(
+        prompts, stops, skip_special=True, max_new_tokens=task.max_new_tokens, beams=task.beams,
+        length_penalty=task.length_penalty,
+    )
     texts, golds = [answer.text.strip() for answer in answers], [list(example.answers) for example in examples]
     rows = [
         {"prediction": text, "gold": gold, "log_likelihood": sum(answer.log_probs)}
@@ -129,7 +132,7 @@ def _generate(loaded: PretrainedModel, task: PromptTask, examples: Sequence[Prom
     return rows, metrics.text_metrics(task.metrics or METRICS["generate"][:1], texts, golds), {}
 
 
-def _last_word(loaded: PretrainedModel, task: PromptTask, examples: Sequence[PromptRow], sentinel: bool) -> Result:
+def _last_word(loaded: TrainedModel, task: PromptTask, examples: Sequence[PromptRow], sentinel: bool) -> Result:
     """Predict the last word of each text (LAMBADA).
 
     A word is right if each of its tokens is the likeliest. The token metrics are those of its last token given the
@@ -142,8 +145,7 @@ def _last_word(loaded: PretrainedModel, task: PromptTask, examples: Sequence[Pro
             raise UserError(
                 f"{example.place}: the text needs two words or more, since the last one is predicted; remove the row."
             )
-    pairs = ((text[:cut], text[cut:]) for text, cut in zip(texts, cuts, strict=True))
-    found = score(loaded, [encode_pair(loaded, *pair, sentinel) for pair in pairs])
+    found = loaded.score([(text[:cut], text[cut:]) for text, cut in zip(texts, cuts, strict=True)], sentinel=sentinel)
     rows = [
         {
             "prediction": bool(each.is_likeliest.all()), "gold": text[cut + 1 :], "log_likelihood": each.total,
@@ -159,11 +161,11 @@ def _last_word(loaded: PretrainedModel, task: PromptTask, examples: Sequence[Pro
     }, {}
 
 
-def _perplexity(loaded: PretrainedModel, task: PromptTask, examples: Sequence[PromptRow], sentinel: bool) -> Result:
+def _perplexity(loaded: TrainedModel, task: PromptTask, examples: Sequence[PromptRow], sentinel: bool) -> Result:
     """Score whole texts: perplexity per token and per word (between white space), and bits per byte."""
     length = max_length(loaded.objective)
     stride = task.stride or max(1, length // 2)
-    found = score_texts(loaded, [example.prompt for example in examples], stride)
+    found = loaded.score([example.prompt for example in examples], stride)
     rows = [
         {
             "log_likelihood": each.total, "tokens": len(each.log_probs), "words": len(example.prompt.split()),
@@ -182,10 +184,10 @@ def _perplexity(loaded: PretrainedModel, task: PromptTask, examples: Sequence[Pr
 
 
 def _pseudo_likelihood(
-    loaded: PretrainedModel, task: PromptTask, examples: Sequence[PromptRow], sentinel: bool
+    loaded: TrainedModel, task: PromptTask, examples: Sequence[PromptRow], sentinel: bool
 ) -> Result:
     """Score whole texts: pseudo-perplexity, the exponential of the mean over all tokens."""
-    found = score(loaded, [Pair([], loaded.tokenizer.encode(example.prompt)) for example in examples])
+    found = loaded.score([example.prompt for example in examples])
     rows = [{"log_likelihood": each.total, "tokens": len(each.log_probs)} for each in found]
     nats, tokens = (sum(values) for values in zip(*(row.values() for row in rows), strict=True))
     return rows, {"pseudo_perplexity": _exp(-nats / max(1, tokens)), "pseudo_log_likelihood": nats / len(rows)}, {}

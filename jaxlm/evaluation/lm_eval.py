@@ -1,11 +1,11 @@
 """Models of jaxlm under the Language Model Evaluation Harness (package lm-eval, extra [eval]), without export.
 
     from lm_eval import simple_evaluate
-    from jaxlm.tasks.lm_eval import JaxLM
+    from jaxlm.evaluation.lm_eval import JaxLM
 
     simple_evaluate(model=JaxLM("runs/gpt2"), tasks=["lambada_openai"])
 
-or with lm_eval's own options: python -m jaxlm.tasks.lm_eval --model jaxlm --model_args path=runs/gpt2 --tasks …
+or with lm_eval's own options: python -m jaxlm.evaluation.lm_eval --model jaxlm --model_args path=runs/gpt2 --tasks …
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ import sys
 from collections import defaultdict
 from typing import Any
 
-import jaxlm
 from jaxlm.errors import UserError, install
-from jaxlm.inference.generate import Settings, max_length
-from jaxlm.inference.score import encode_pair, score, score_texts
-from jaxlm.inference.text import cut, fit_prompts, generate_text
+from jaxlm.inference.generate import max_length
+from jaxlm.inference.text import cut, fit_prompts
+from jaxlm.runs.model import load_trained
 
 try:
     from lm_eval.api.instance import Instance
@@ -48,7 +47,8 @@ class JaxLM(LM):
             UserError: The model writes no text.
         """
         super().__init__()
-        self.loaded = jaxlm.load(os.fspath(path), to_answer=True)
+        self.loaded = load_trained(path)
+        self.loaded.require_heads()
         if self.loaded.objective.answer_kind != "text":
             raise UserError(f"{path} is of {type(self.loaded.objective).__name__}; lm_eval asks causal and "
                             "encoder-decoder models.")
@@ -60,13 +60,13 @@ class JaxLM(LM):
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Return the log-likelihood of each (context, continuation), and whether greedy decoding would write it."""
-        pairs = [encode_pair(self.loaded, *request.args, keep_space=True) for request in requests]
-        return [(each.total, bool(each.is_likeliest.all())) for each in score(self.loaded, pairs)]
+        found = self.loaded.score([request.args for request in requests], keep_space=True)
+        return [(each.total, bool(each.is_likeliest.all())) for each in found]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Return the log-likelihood of each text, in windows that do not overlap."""
         texts = [request.args[0] for request in requests]
-        return [each.total for each in score_texts(self.loaded, texts, max_length(self.loaded.objective))]
+        return [each.total for each in self.loaded.score(texts, max_length(self.loaded.objective))]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Return continuations up to the texts in `until`, for requests of (context, options).
@@ -85,15 +85,15 @@ class JaxLM(LM):
             settings = _settings(options)
             prompts = [tokenizer.encode(requests[i].args[0]) for i in numbers]
             # lm_eval leaves room for the last new token, which is never read.
-            prompts = fit_prompts(self.loaded, prompts, settings.max_new_tokens + 1)
+            prompts = fit_prompts(self.loaded, prompts, settings["max_new_tokens"] + 1)
             stop = [until] if isinstance(until, str) else [text for text in until if text]
-            found = generate_text(self.loaded, prompts, settings, stop, skip_special=True)
+            found = self.loaded.generate(prompts, stop, skip_special=True, **settings)
             for i, answer in zip(numbers, found, strict=True):
                 answers[i], _ = cut(tokenizer.decode(answer.ids), stop)  # decoded alone: no leading space
         return answers
 
 
-def _settings(options: dict[str, Any]) -> Settings:
+def _settings(options: dict[str, Any]) -> dict[str, Any]:
     """Return generation settings from the options of a task, as lm_eval names them."""
     samples = options.pop("do_sample", None)
     temperature = options.pop("temperature", 1.0 if samples else 0.0)
@@ -103,7 +103,7 @@ def _settings(options: dict[str, Any]) -> Settings:
             f"a task sets the generation option {sorted(unknown)[0]}, which jaxlm does not support; choose another."
         )
     settings = {"max_new_tokens": MAX_NEW_TOKENS} | {names[name]: value for name, value in options.items()}
-    return Settings(temperature=0.0 if samples is False else float(temperature), **settings)
+    return settings | {"temperature": 0.0 if samples is False else float(temperature)}
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxlm.tasks.in_context import run
+from jaxlm.evaluation.in_context import run
 from tests.inference.test_score import side
 
 TASKS = {
@@ -35,7 +35,7 @@ TASKS = {
 }
 ASK = """
 import json, sys
-import jaxlm.tasks.lm_eval, lm_eval.models
+import jaxlm.evaluation.lm_eval, lm_eval.models
 from lm_eval import simple_evaluate
 from lm_eval.tasks import TaskManager
 
@@ -145,7 +145,7 @@ def check_prompt_file(folder: Path, path: Path, figures: dict, samples: list) ->
 def test_the_command_line(folder, tmp_path):
     side("gpt2", tmp_path)
     ours, nothing = (start(
-        folder, "-m", "jaxlm.tasks.lm_eval", "--model", "jaxlm", "--model_args", f"path={tmp_path / name}",
+        folder, "-m", "jaxlm.evaluation.lm_eval", "--model", "jaxlm", "--model_args", f"path={tmp_path / name}",
         "--tasks", "rolling", "--limit", "1", "--include_path", str(folder),
     ) for name in ("hf", "nothing"))
     assert ours.returncode == 0 and "word_perplexity" in ours.stdout, ours.stderr[-3000:]

@@ -13,10 +13,11 @@ import torch
 
 from jaxlm.cli import main
 from jaxlm.errors import UserError
+from jaxlm.evaluation.in_context import evaluate, run
+from jaxlm.evaluation.prompts import fill, read_examples, read_task
 from jaxlm.inference import generate
 from jaxlm.inference.score import Score
-from jaxlm.tasks.in_context import evaluate, run
-from jaxlm.tasks.prompts import fill, read_examples, read_task
+from jaxlm.runs.model import TrainedModel
 from jaxlm.tasks.tables import TableRow
 from tests.inference.test_score import side
 
@@ -145,7 +146,7 @@ def test_a_t5_pretrained_on_spans_continues_a_sentinel(t5, prompt_file, monkeypa
     )
     for is_run in (True, False):
         seen.clear()
-        evaluate(ours, task, examples, is_run)
+        evaluate(TrainedModel(**vars(ours)), task, examples, is_run)
         assert {prompt[-1] == v.sentinel for prompt in seen} == {is_run}
 
 
@@ -163,7 +164,7 @@ def test_the_last_word(gpt2, prompt_file, tmp_path, monkeypatch):
     assert m["token_perplexity"] == pytest.approx(np.exp(-np.mean(lasts)), rel=1e-3)
     # All tokens of a word must be right, or the last one only.
     found = [Score(np.zeros(2, np.float32), np.array(right)) for right in ((True, True), (False, True))]
-    monkeypatch.setattr("jaxlm.tasks.in_context.score", lambda *_: found)
+    monkeypatch.setattr("jaxlm.runs.model.score", lambda *_: found)
     m = run(path, prompt_file(kind="last-word"), str(tmp_path / "out.jsonl"))["metrics"]
     assert (m["word_accuracy"], m["token_accuracy"]) == (0.5, 1.0)
     assert json.loads((tmp_path / "out.jsonl").read_text().splitlines()[1])["gold"] == "xqz."

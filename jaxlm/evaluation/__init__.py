@@ -1,0 +1,1 @@
+"""Evaluation of whole models: prompts, text vectors, and adapters for other evaluation packages."""

@@ -1,0 +1,54 @@
+"""A `TrainedModel` under sentence-transformers' evaluators and under mteb, against `SentenceTransformer` itself."""
+
+from __future__ import annotations
+
+import pytest
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.evaluation import (
+    EmbeddingSimilarityEvaluator,
+    InformationRetrievalEvaluator,
+)
+
+import jaxlm
+from jaxlm.errors import UserError
+from jaxlm.evaluation.encoder import Encoder
+from tests.huggingface.support import minilm
+
+TEXTS = ["A cat sleeps.", "The river is old and wide.", "Dogs eat the small fish.", "New houses are red or blue."]
+OTHERS = ["A kitten is asleep.", "It rains in the city.", "A dog is eating.", "The sun shines on green fields."]
+
+
+@pytest.fixture(scope="module")
+def pair():
+    folder = str(minilm())
+    return Encoder(jaxlm.load(folder)), SentenceTransformer(folder, device="cpu")
+
+
+def same(ours: dict, theirs: dict) -> None:
+    assert ours.keys() == theirs.keys() and len(theirs) > 1
+    assert ours == pytest.approx(theirs, abs=1e-5)
+
+
+def test_evaluators_of_sentence_transformers(pair):
+    similarity = EmbeddingSimilarityEvaluator(TEXTS, OTHERS, [0.9, 0.1, 0.7, 0.2], batch_size=3, truncate_dim=100)
+    same(*map(similarity, pair))
+    corpus = dict(enumerate(OTHERS + TEXTS[1:]))
+    retrieval = InformationRetrievalEvaluator(dict(enumerate(TEXTS)), corpus, {0: {0}, 1: {4, 1}, 2: {2}, 3: {6}})
+    same(*map(retrieval, pair))
+    with pytest.raises(UserError, match="vectors are float32"):
+        pair[0].encode(TEXTS, precision="int8")
+
+
+def test_mteb(pair, monkeypatch, tmp_path):
+    monkeypatch.setenv("MTEB_CACHE", str(tmp_path))
+    mteb = pytest.importorskip("mteb")
+    from mteb.mocks import mock_tasks
+
+    def scores(model) -> dict:
+        tasks = [mock_tasks.MockSTSTask(), mock_tasks.MockRetrievalTask(), mock_tasks.MockClassificationTask()]
+        found = mteb.evaluate(model, tasks, cache=None, co2_tracker=False, encode_kwargs={"batch_size": 2})
+        return {task.task_name: task.get_score() for task in found.task_results}
+
+    same(*map(scores, pair))
+    meta = pair[0].mteb_model_meta
+    assert meta.name == f"jaxlm/{minilm().name}" and len(meta.revision) == 16
