@@ -15,7 +15,7 @@ from scipy import stats
 from jaxlm.runs.resolve import resolve
 from tests.launch.test_tpu_pod import LAUNCH
 
-spec = importlib.util.spec_from_file_location("claims", LAUNCH / "claims.py")
+spec = importlib.util.spec_from_file_location("claims", LAUNCH / "tables" / "claims.py")
 claims = importlib.util.module_from_spec(spec)
 sys.modules["claims"] = claims  # dataclasses look their module up
 spec.loader.exec_module(claims)
@@ -67,7 +67,7 @@ def test_arms_whose_seeds_agree_have_an_interval_of_width_0():
 
 
 def run(name, tmp_path):
-    command = [sys.executable, str(LAUNCH / "claims.py"), name, "--scale", "0.01", "--runs", str(tmp_path)]
+    command = [sys.executable, str(LAUNCH / "tables" / "claims.py"), name, "--scale", "0.01", "--runs", str(tmp_path)]
     return subprocess.run(command, capture_output=True, text=True)
 
 

@@ -20,7 +20,7 @@ from jaxlm.parallel.peaks import peak_flops
 from tests.analysis.test_kernels import V5E, kernel
 from tests.launch.test_tpu_pod import LAUNCH
 
-sys.path.insert(0, str(LAUNCH))
+sys.path.insert(0, str(LAUNCH / "tables"))
 import count_kernels
 from bundles import Work
 
