@@ -10,7 +10,6 @@ from jaxlm.cli import main
 from jaxlm.training import program
 from tests.training.support import metadata, metrics, stopped_after
 
-
 SKIPPING = ["--train.skip-nonfinite", "2", "--train.checkpoint-every", "1", "--train.keep-checkpoints", "12",
             "--train.log-every", "1", "--optimizer.warmup-steps", "12"]
 
