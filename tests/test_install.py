@@ -42,6 +42,7 @@ def test_the_folder_above_a_clone_imports_the_package(tmp_path):
     assert found.stdout.strip() == str(clone / "jaxlm" / "__init__.py")
 
 
+@pytest.mark.slow
 def test_a_wheel_holds_the_presets(tmp_path):
     """They are found by name from any folder, with the checkout out of reach."""
     source, site, elsewhere = tmp_path / "source", tmp_path / "site", tmp_path / "elsewhere"

@@ -149,7 +149,7 @@ def options() -> set[str]:
     """The options of all commands, as their help says, and of the scripts of launch/."""
     commands = [*((command, "CONFIG") for command in COMMANDS), ("tokenizer", "extend")]
     helps = [parser_of(command, [argument])[0].format_help() for command, argument in commands]
-    texts = [*helps, *(script.read_text() for script in (ROOT / "launch").glob("*.py"))]
+    texts = [*helps, *(script.read_text() for script in (ROOT / "launch").rglob("*.py"))]
     return {flag for text in texts for flag in FLAG.findall(text)}
 
 

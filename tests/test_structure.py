@@ -169,6 +169,20 @@ def test_only_commands_open_models_by_the_front_door():
     assert users and {".".join(name.split(".")[:2]) for name in users} == {"jaxlm.commands"}
 
 
+def test_the_costs_of_compiled_steps_stand_below_what_is_measured():
+    """The two groups of jaxlm/analysis, by the table of its page; curves and show need nothing of the costs."""
+    page = (ROOT / "analysis" / "README.md").read_text("utf-8")
+    costs, measured = (
+        {f"jaxlm.analysis.{file}" for file in re.findall(r"`(\w+)`", line)}
+        for line in re.findall(r"^\| (?:costs of compiled steps|measurements and runs) \|(.+)\|$", page, re.M)
+    )
+    own = {name for name in modules() if name.startswith("jaxlm.analysis.")}
+    assert costs | measured == own and not costs & measured
+    assert not [f"{name} imports {other}" for name in costs for other in imports(modules()[name]) if other in measured]
+    for name in ("jaxlm.analysis.curves", "jaxlm.analysis.show"):
+        assert not own & set(imports(modules()[name]))
+
+
 def test_tasks_import_nothing_of_ours_inside_functions():
     """What they need of higher rooms, such as how a model is opened, is handed in."""
     found = [

@@ -1,7 +1,7 @@
 """Time and FLOPs of Mosaic kernels (`pallas_call` on TPU), for which the compiler estimates no cycles.
 
 kernels.json has the work of the main presets' kernels, counted in the compiler's own schedule of each. A kernel that it
-lacks is charged its FLOPs at KERNEL_PEAK_SHARE of the peak; launch/count_kernels.py adds it.
+lacks is charged its FLOPs at KERNEL_PEAK_SHARE of the peak; launch/tables/count_kernels.py adds it.
 """
 
 from __future__ import annotations

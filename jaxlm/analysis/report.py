@@ -94,7 +94,7 @@ def _time_lines(plan: Plan) -> list[str]:
         lines.append("Kernels: " + ", ".join(f"{times} x {name}" for name, times in step_kernels.items()) + ".")
     if e.kernels and e.kernels.seconds:
         charged = f", {e.kernels.charged} charged by their FLOPs at {KERNEL_PEAK_SHARE:.0%} of the peak until " \
-                  "launch/count_kernels.py counts them" if e.kernels.charged else ""
+                  "launch/tables/count_kernels.py counts them" if e.kernels.charged else ""
         lines.append(f"Pallas kernels take {e.kernels.seconds * 1e3:,.2f} ms of it: {e.kernels.counted} counted by the "
                      f"compiler's schedule{charged}.")
     top = plan.top_operations()

@@ -199,12 +199,12 @@ class Program:
         They are copied, since a step reuses the memory of its state and a student may begin with its teacher's arrays.
         """
         params = jax.device_put(params, self.shardings.params)
+
         def state(params: Params) -> TrainState:
             memory = self.objective.initial_memory(self.train.batch_size)
             return new_state(params, memory, self.optimizer, self.average)
 
         return jax.jit(state, out_shardings=self.shardings)(params)
-
 
     def initial_memory(self) -> Memory:
         """Return the initial recurrence memory of a stream, on its devices."""

@@ -127,7 +127,7 @@ def test_json_is_one_object_and_the_peer_is_timed_beside_ours_even_where_its_com
 
 @needs_torch
 @pytest.mark.parametrize("name", [
-    pytest.param(name, marks=() if name in ("bert", "gpt2") else pytest.mark.slow) for name in OBJECTIVES
+    pytest.param(name, marks=() if name == "gpt2" else pytest.mark.slow) for name in OBJECTIVES
 ])
 def test_every_peer_has_our_size_starts_at_our_loss_and_learns(name, monkeypatch):
     import torch

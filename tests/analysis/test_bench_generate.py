@@ -15,6 +15,7 @@ experiment = Experiment(
 """
 
 
+@pytest.mark.slow
 @needs_torch
 @pytest.mark.parametrize("name", ["gpt2", "t5"])
 def test_reports(name, tmp_path, capsys):

@@ -62,8 +62,9 @@ def attend_to_itself(patch):
 
 
 @pytest.mark.parametrize(("name", "case", "mutate"), [
-    ("rows", 1, forget_rotation), ("splash", 1, forget_a_key), ("cudnn", 0, forget_lengths),
-    ("relative", 1, scale_gradient), ("disentangled", 0, forget_positions), ("chunked", 0, attend_to_itself),
+    ("cudnn", 0, forget_lengths), *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+        ("rows", 1, forget_rotation), ("splash", 1, forget_a_key), ("relative", 1, scale_gradient),
+        ("disentangled", 0, forget_positions), ("chunked", 0, attend_to_itself))),
 ])
 def test_a_mutant_in_each_kernel_is_found(name, case, mutate, monkeypatch):
     """One case of each kernel in bfloat16; cuDNN's call is answered by jax's own implementation."""

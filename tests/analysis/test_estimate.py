@@ -55,6 +55,7 @@ def compiled_estimate(function, *shapes, topology="v5e:2x2"):
     return device, estimate(parse(compiled.as_text()), device)
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize("topology", ["v5e:2x2", "v4:2x2x1", "v5p:2x2x1"])
 def test_calibration_of_a_large_matrix_product(topology):

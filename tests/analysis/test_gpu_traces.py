@@ -29,7 +29,10 @@ def gpu(monkeypatch):
     monkeypatch.setattr(cudnn, "is_cuda_compute_capability_equal", lambda _: False, raising=False)
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=() if name in ("bert_tiny", "gpt2_tiny", "t5_tiny") else pytest.mark.slow)
+    for name in PRESETS
+])
 def test_every_tiny_preset(name):
     """Initialization, train step, evaluation and generation in bfloat16, without dropout of probabilities.
 
@@ -59,6 +62,7 @@ def test_every_tiny_preset(name):
         jax.eval_shape(lambda params, *rest: model.prefill(params, *rest, 3)[0], program.shapes.params, *prompts)
 
 
+@pytest.mark.slow
 def test_packed_rows():
     """Masked LM over isolated documents, which GPT's presets have by default."""
     experiment = load_preset("bert_tiny")

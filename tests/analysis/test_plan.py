@@ -142,6 +142,7 @@ def test_the_module_is_written_and_several_topologies_are_one_table(capsys, tmp_
     assert main(["plan", str(preset), "--topology", "v5e:1x1,v5e:2x2", "--hlo", str(file)]) == 2
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_slices_divide_the_batch_and_reduce_gradients_over_their_network():
     result = planned(on(MeshConfig(data=2, fsdp=4)), "2xv5e:2x2")

@@ -29,7 +29,7 @@ from jaxlm.training.optimizers import make_schedule
 from jaxlm.training.program import Program, corruption_key
 from jaxlm.types import TokenBatch
 from tests.huggingface.support import VOCAB, batch, read_json, real, save_torch, torch_outputs
-from tests.params import random_params
+from tests.params import first_fast, random_params
 
 TOLERANCE = 1e-4
 # One group and several, also of unequal sizes; embeddings narrower than the layers and as wide.
@@ -72,8 +72,8 @@ def difference(objective: MaskedLM, params, theirs: torch.nn.Module, length: int
     return max(float(np.abs(a - b).max()) for a, b in pairs)
 
 
-@pytest.mark.parametrize("architecture", ["AlbertForPreTraining", "AlbertForMaskedLM"])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("architecture", first_fast(["AlbertForPreTraining", "AlbertForMaskedLM"]))
+@pytest.mark.parametrize("name", first_fast(CONFIGS))
 def test_imported_logits_and_exported_tensors(name, architecture, tmp_path, vocab_file):
     theirs = torch_albert(name, architecture)
     source = save_torch(theirs, tmp_path / "hf", vocab_file)
@@ -89,7 +89,7 @@ def test_imported_logits_and_exported_tensors(name, architecture, tmp_path, voca
     assert all(np.array_equal(before[name], after[name]) for name in before)
 
 
-@pytest.mark.parametrize("sentence_order", [True, False])
+@pytest.mark.parametrize("sentence_order", first_fast([True, False]))
 def test_exported_logits(sentence_order, tmp_path, tokenizer: Tokenizer):
     model = Albert(
         embedding_size=12, hidden_size=32, num_layers=4, num_groups=2, num_heads=2, intermediate_size=48,
@@ -164,6 +164,7 @@ def torch_lamb(named: list[tuple[str, torch.nn.Parameter]], state: dict, rate: f
             p.grad = None
 
 
+@pytest.mark.slow
 def test_twenty_steps_of_lamb_as_in_pytorch():
     model = Albert(
         embedding_size=16, hidden_size=32, num_layers=2, num_heads=4, intermediate_size=64, max_positions=LENGTH,

@@ -17,6 +17,7 @@ from jaxlm.models.t5 import T5
 from jaxlm.models.xlnet import Xlnet
 from jaxlm.tokenizers.export import export
 from jaxlm.tokenizers.training import train_tokenizer
+from tests.params import first_fast
 
 NEW = 12
 SMALL = {
@@ -33,7 +34,7 @@ CLASSES = {"gpt2": "GPT2LMHeadModel", "openai-gpt": "OpenAIGPTLMHeadModel", "xln
 TEMPLATES = {"gpt2": Gpt2.template, "openai-gpt": Gpt1.template, "xlnet": Xlnet.template, "t5": T5.template}
 
 
-@pytest.fixture(scope="module", params=SMALL)
+@pytest.fixture(scope="module", params=first_fast(SMALL))
 def sides(request, tmp_path_factory):
     """Return the family, a Transformers model with random weights, and its import."""
     family, folder = request.param, tmp_path_factory.mktemp(request.param)

@@ -34,7 +34,7 @@ from tests.huggingface.support import (
     torch_bert,
     torch_outputs,
 )
-from tests.params import random_params
+from tests.params import first_fast, random_params
 
 TOLERANCE = 1e-4
 LENGTHS = {"gelu": (7, 33), "gelu_new": (12,), "relu": (1, 25)}  # each length compiles anew
@@ -77,8 +77,8 @@ def our_objective(name: str, tokenizer: Tokenizer, next_sentence: bool = True) -
     return MaskedLM(model=model, input_format=input_format).bind_unchecked(tokenizer.vocabulary)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("architecture", ["BertForPreTraining", "BertForMaskedLM"])
+@pytest.mark.parametrize("name", first_fast(CONFIGS))
+@pytest.mark.parametrize("architecture", first_fast(["BertForPreTraining", "BertForMaskedLM"]))
 def test_imported_logits(name, architecture, tmp_path, vocab_file):
     model = torch_bert(name, architecture)
     imported = import_folder(save_torch(model, tmp_path / "hf", vocab_file))
@@ -89,8 +89,8 @@ def test_imported_logits(name, architecture, tmp_path, vocab_file):
         assert max(differences(imported.objective, imported.params, model, inputs)) < TOLERANCE
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("next_sentence", [True, False])
+@pytest.mark.parametrize("name", first_fast(CONFIGS))
+@pytest.mark.parametrize("next_sentence", first_fast([True, False]))
 def test_exported_logits(name, next_sentence, tmp_path, tokenizer):
     objective = our_objective(name, tokenizer, next_sentence)
     params = random_params(objective, 1)

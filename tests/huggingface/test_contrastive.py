@@ -22,19 +22,19 @@ from jaxlm.tasks.contrastive import Contrastive
 from tests.huggingface.support import read_json
 from tests.huggingface.test_tasks import MODELS, Bert, Deberta, ElectraEncoder, Gpt2, ModernBert, Xlnet
 from tests.huggingface.test_tasks import tokenizer as bpe  # noqa: F401 - a fixture
-from tests.params import random_params
+from tests.params import first_fast, random_params
 
 TEXTS = ["the tree", "ak", "bks the tree, lb as a tree then and then", "a " * 60]
 
 
-@pytest.mark.parametrize(("model", "fields", "architecture"), [
+@pytest.mark.parametrize(("model", "fields", "architecture"), first_fast([
     (Bert, dict(query_prompt="the query: ", passage_prompt="a: ", widths=(8, 16)), "BertModel"),
     (ModernBert, dict(pooling="last", normalize=False), "ModernBertModel"),
     (ElectraEncoder, {}, "ElectraModel"),
     (Deberta, {}, "DebertaV2Model"),
     (Gpt2, dict(pooling="last"), "GPT2Model"),
     (Xlnet, dict(pooling="cls"), "XLNetModel"),
-])
+]))
 def test_the_folder_gives_our_vectors(model, fields, architecture, bpe, tmp_path):  # noqa: F811
     objective = Contrastive(model=MODELS[model].for_vocabulary(bpe.vocabulary), **fields).bind_unchecked(bpe.vocabulary)
     params = random_params(objective, 0)

@@ -41,7 +41,7 @@ from tests.huggingface.support import (
     save_torch,
     torch_outputs,
 )
-from tests.params import random_params
+from tests.params import first_fast, random_params
 from tests.training.support import write_text
 
 TOLERANCE = 1e-4
@@ -84,7 +84,7 @@ def check(objective: MaskedLM, params, theirs: torch.nn.Module, shapes=SHAPES) -
         assert np.abs(real(logits(objective.model, params, *inputs.values()), inputs) - expected).max() < TOLERANCE
 
 
-@pytest.mark.parametrize("legacy", [True, False])
+@pytest.mark.parametrize("legacy", first_fast([False, True]))
 def test_imported_logits(legacy, tmp_path, vocab_file):
     theirs = torch_deberta(legacy=legacy)
     folder = save_torch(theirs, tmp_path / "hf", vocab_file)
@@ -141,6 +141,7 @@ def text_batch(count: int, length: int, seed: int) -> TokenBatch:
     return TokenBatch(np.where(real, tokens, 0).astype(np.int32), real.astype(np.int32))
 
 
+@pytest.mark.slow
 def test_loss_and_gradients_as_in_pytorch():
     objective = masked_objective()
     params = random_params(objective, 3)
@@ -216,6 +217,7 @@ def check_discriminator(model: DebertaV3, params, theirs: torch.nn.Module, weigh
     assert np.ptp(logits) > 0.1 and np.abs(real(found, inputs) - logits).max() < TOLERANCE
 
 
+@pytest.mark.slow
 def test_a_pair_is_exported_as_published(tmp_path, tokenizer):
     objective = pair_objective(tokenizer.vocabulary)
     params = random_params(objective, 4)
@@ -263,6 +265,7 @@ def published(folder: Path, words: int = 300) -> tuple[transformers.DebertaV2Mod
     return theirs, weights
 
 
+@pytest.mark.slow
 def test_a_published_discriminator(tmp_path):
     theirs, weights = published(tmp_path / "hf")
     imported = import_folder(tmp_path / "hf")

@@ -36,7 +36,7 @@ from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.training.program import Program, corruption_key
 from jaxlm.types import TokenBatch
 from tests.huggingface.support import VOCAB, TorchAdamW, batch, load_into, read_json, real, save_torch, torch_outputs
-from tests.params import random_params
+from tests.params import first_fast, random_params
 
 TOLERANCE = 1e-4
 SIZES = {
@@ -74,7 +74,7 @@ def difference(objective: MaskedLM, params, theirs: torch.nn.Module, length: int
     return float(np.abs(real(logits(objective.model, params, *inputs.values()), inputs) - expected).max())
 
 
-@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("name", first_fast(SIZES))
 def test_imported_logits(name, tmp_path, vocab_file):
     theirs = torch_distilbert(name)
     imported = import_folder(save_torch(theirs, tmp_path / "hf", vocab_file))
@@ -112,6 +112,7 @@ def test_a_distilled_student_is_exported(tmp_path, tokenizer):
     np.testing.assert_allclose([p for _, p in answers], [entry["score"] for entry in library], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_loss_and_gradients(tmp_path, vocab_file):
     theirs = torch_distilbert("gelu")
     imported = import_folder(save_torch(theirs, tmp_path / "hf", vocab_file))

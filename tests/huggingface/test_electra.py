@@ -22,6 +22,7 @@ from jaxlm.models.electra import Electra
 from jaxlm.models.layers.stack import call
 from jaxlm.objectives.replaced_tokens import ReplacedTokens
 from tests.huggingface.support import VOCAB, batch, read_json, real, save_torch, torch_outputs
+from tests.params import first_fast
 
 TOLERANCE = 1e-4
 SHAPES = [(7, False), (7, True), (33, True)]
@@ -111,7 +112,7 @@ def test_exported_logits(name, tmp_path, tokenizer):
     assert ids == [v.cls, *tokenizer.encode("the cat sat"), v.sep]
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", first_fast(CONFIGS))
 def test_imported_logits(name, tmp_path, tokenizer, vocab_file):
     wanted = objective_of(name, tokenizer).model
     discriminator, generator = (torch_electra(wanted, network) for network in ("discriminator", "generator"))

@@ -24,6 +24,7 @@ from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.training import train_tokenizer
 from jaxlm.types import TokenBatch
 from tests.huggingface.support import decoder_difference, read_json
+from tests.params import first_fast
 
 TOLERANCE = 1e-4
 SIZES = {
@@ -52,7 +53,7 @@ def save(name: str, tokenizer: Tokenizer, folder, **changes):
     return model, folder
 
 
-@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("name", first_fast(SIZES))
 def test_logits_in_both_directions(name, tmp_path, tokenizer):
     model, folder = save(name, tokenizer, tmp_path / "hf")
     imported = import_folder(folder)
@@ -73,6 +74,7 @@ def test_logits_in_both_directions(name, tmp_path, tokenizer):
     jax.tree.map(np.testing.assert_array_equal, back.params, params)
 
 
+@pytest.mark.slow
 def test_loss_and_gradients(tmp_path, tokenizer):
     """Their model shifts the labels itself; ours has the same targets in full rows of one document."""
     model, folder = save("a", tokenizer, tmp_path / "hf")

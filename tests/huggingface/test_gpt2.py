@@ -21,7 +21,7 @@ from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.tokenizers.export import export
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from tests.huggingface.support import decoder_difference, read_json
-from tests.params import random_params
+from tests.params import first_fast, random_params
 
 TOLERANCE = 1e-4
 SIZES = {
@@ -83,7 +83,7 @@ def our_objective(name: str, tokenizer: Tokenizer) -> CausalLM:
 BATCHES = [(7, False), (7, True), (33, True)]
 
 
-@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("name", first_fast(SIZES))
 def test_imported_logits(name, tmp_path, tokenizer):
     model = torch_gpt2(name, tokenizer)
     imported = import_folder(save_torch(model, tmp_path / "hf", tokenizer))
@@ -93,7 +93,7 @@ def test_imported_logits(name, tmp_path, tokenizer):
         assert decoder_difference(imported.objective, imported.params, model, length, padded) < TOLERANCE
 
 
-@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("name", first_fast(SIZES))
 def test_exported_logits(name, tmp_path, tokenizer):
     objective = our_objective(name, tokenizer)
     params = random_params(objective)
@@ -150,7 +150,7 @@ def test_unsupported_configurations_are_refused(key, value, tmp_path, tokenizer)
         import_folder(folder)
 
 
-@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("name", first_fast(SIZES))
 def test_greedy_continuations_are_theirs(name, tmp_path, tokenizer):
     """Prompts of different lengths, padded on the left; some continuations stop early, some never."""
     model = torch_gpt2(name, tokenizer, seed=2)

@@ -169,6 +169,7 @@ def test_a_run_keeps_the_commit_that_it_began_from(hub, models, tmp_path, capsys
     assert f"began from hf:acme/tiny#{first}, not from hf:acme/tiny@main#{second}" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_tokenizer_and_teacher_keep_their_commits(hub, models, tmp_path):
     first = hub.push("acme/tiny", models[0])
     assert Tokenizer.load("hf:acme/tiny") == Tokenizer.load(models[0])
@@ -235,6 +236,7 @@ def test_the_cache_is_enough_offline(hub, models, tmp_path, capsys):
     assert said.stdout == capsys.readouterr().out and "the [MASK] sat" in said.stdout
 
 
+@pytest.mark.slow
 def test_a_sweep_keeps_the_commit_of_its_first_run(hub, models, tmp_path):
     first = hub.push("acme/tiny", models[0])
     write_metadata(epath.Path(tmp_path) / "sweep" / "rate_1" / "seed_0", {"imported_from": f"hf:acme/tiny#{first}"})

@@ -34,6 +34,7 @@ def padded_bert(tmp_path, vocab_file, capsys) -> tuple[Path, Path]:
     return folder, run
 
 
+@pytest.mark.slow
 def test_spare_rows_and_few_positions(padded_bert, text, capsys, monkeypatch):
     """The embedding keeps its rows, and the run's length is within the model's positions."""
     folder, run = padded_bert

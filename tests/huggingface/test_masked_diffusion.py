@@ -16,7 +16,7 @@ from jaxlm.models.modernbert import ModernBert
 from jaxlm.objectives.base import PretrainedModel
 from jaxlm.objectives.masked_diffusion import EVAL_DRAWS, MaskedDiffusion
 from jaxlm.types import TokenBatch
-from tests.params import random_params
+from tests.params import first_fast, random_params
 
 LENGTH = 40
 SIZES = dict(hidden_size=32, num_heads=4, intermediate_size=48, max_positions=LENGTH, dropout=0.0)
@@ -28,7 +28,7 @@ OBJECTIVES = {
 }
 
 
-@pytest.fixture(scope="module", params=OBJECTIVES)
+@pytest.fixture(scope="module", params=first_fast(OBJECTIVES))
 def exported(request, tokenizer, tmp_path_factory):
     """An objective with random parameters, and its folder."""
     objective = OBJECTIVES[request.param].bind(tokenizer.vocabulary, LENGTH)

@@ -33,7 +33,7 @@ from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.training.program import Program, corruption_key
 from jaxlm.types import TokenBatch
 from tests.huggingface.support import TorchAdamW, batch, load_into, read_json, real, torch_outputs
-from tests.params import random_params
+from tests.params import first_fast, random_params
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 TOLERANCE = 1e-4
@@ -110,7 +110,7 @@ MUTANTS = [
 ]
 
 
-@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("name", first_fast(CLASSES))
 def test_logits_in_both_directions(name, tmp_path, their_tokenizer):
     theirs, folder = save(name, tmp_path / "hf", their_tokenizer)
     imported = import_folder(folder)
@@ -129,7 +129,7 @@ def test_logits_in_both_directions(name, tmp_path, their_tokenizer):
     assert import_folder(out).objective.model == model
 
 
-@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("name", first_fast(CLASSES))
 def test_the_stored_window_decides(name, tmp_path, their_tokenizer):
     config = save(name, folder := tmp_path / "hf", their_tokenizer)[1] / "config.json"
     config.write_text(json.dumps(read_json(config) | {"sliding_window": 2}))
@@ -159,7 +159,7 @@ def test_a_tokenizer_with_another_template_or_dropout_is_refused(tmp_path, their
 
 
 @pytest.mark.slow  # compiles seven models
-@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("name", first_fast(CLASSES))
 def test_each_choice_moves_the_logits(name, tmp_path, their_tokenizer):
     theirs, folder = save(name, tmp_path / "hf", their_tokenizer)
     imported = import_folder(folder)
@@ -173,7 +173,7 @@ def test_each_choice_moves_the_logits(name, tmp_path, their_tokenizer):
 OLD = dict(global_attn_every_n_layers=2, global_rope_theta=80_000.0, local_rope_theta=20_000.0)
 
 
-@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("name", first_fast(CLASSES))
 def test_keys_of_older_files(name, tmp_path, their_tokenizer):
     theirs, folder = save(name, tmp_path / "hf", their_tokenizer, num_hidden_layers=4, **OLD)
     config = read_json(folder / "config.json")
@@ -230,7 +230,7 @@ def torch_loss(model: torch.nn.Module, example) -> torch.Tensor:
 TABLES = {"encoder": modernbert.TABLE, "decoder": modernbert_decoder.TABLE}
 
 
-@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("name", first_fast(CLASSES))
 def test_loss_and_all_gradients(name, tmp_path, their_tokenizer):
     theirs, folder = save(name, tmp_path / "hf", their_tokenizer)
     imported = import_folder(folder)
@@ -256,7 +256,7 @@ def test_loss_and_all_gradients(name, tmp_path, their_tokenizer):
 
 
 @pytest.mark.slow  # the suite has the loss and gradients of one step
-@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("name", first_fast(CLASSES))
 def test_twenty_steps_as_in_pytorch(name, tmp_path, their_tokenizer):
     theirs, folder = save(name, tmp_path / "hf", their_tokenizer)
     imported, steps, count = import_folder(folder), 20, 8
@@ -304,6 +304,7 @@ def test_loops_and_remat_change_nothing(changes):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_layers", "period"), [(2, 1), (2, 3), (3, 3)])
 def test_a_loop_without_a_whole_period(num_layers, period):
     """The first layer and the last one at positions run by themselves, and too few are left for a step of the loop."""
@@ -322,6 +323,7 @@ def test_a_single_layer_is_refused():
         ModernBert(num_layers=1)
 
 
+@pytest.mark.slow
 def test_the_last_layer_at_positions_changes_nothing():
     model = ModernBert(vocab_size=50, hidden_size=16, num_heads=2, num_layers=4, intermediate_size=24,
                        local_attention=4, init_std=0.2)
@@ -337,6 +339,7 @@ def test_the_last_layer_at_positions_changes_nothing():
     np.testing.assert_allclose(some, all_states[:, at[0]], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_greedy_continuations_are_theirs(tmp_path, their_tokenizer):
     """Prompts of several lengths, padded on the left, longer than the window."""
     theirs, folder = save("decoder", tmp_path / "hf", their_tokenizer)
@@ -374,6 +377,7 @@ def test_tokenizer_in_both_directions_and_filled_masks(tmp_path, their_tokenizer
     assert [piece for piece, _ in answers[0]] == imported.tokenizer.pieces([entry["token"] for entry in library])
 
 
+@pytest.mark.slow
 def test_parameters_of_random_exports(tmp_path, their_tokenizer):
     """A model trained here, with a vocabulary without a begin symbol, exports and loads."""
     tokenizer = Tokenizer.load(their_tokenizer)

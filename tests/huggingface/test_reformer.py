@@ -27,6 +27,7 @@ from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.training import train_tokenizer
 from jaxlm.types import TokenBatch
 from tests.huggingface.support import decoder_difference, decoder_logits, read_json
+from tests.params import first_fast
 
 TOLERANCE = 1e-4
 SIZES = {
@@ -70,7 +71,7 @@ def save(sizes: dict, tokenizer: Tokenizer, folder, **changes):
     return model, folder
 
 
-@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("name", first_fast(SIZES))
 def test_logits_in_both_directions(name, tmp_path, tokenizer):
     model, folder = save(SIZES[name], tokenizer, tmp_path / "hf")
     imported = import_folder(folder)
@@ -91,7 +92,7 @@ def test_logits_in_both_directions(name, tmp_path, tokenizer):
     jax.tree.map(np.testing.assert_array_equal, back.params, params)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", first_fast(range(3)))
 def test_logits_of_random_sizes(seed, tmp_path, tokenizer):
     rng = np.random.default_rng(seed)
     draw = lambda low, high: int(rng.integers(low, high))  # noqa: E731
@@ -107,6 +108,7 @@ def test_logits_of_random_sizes(seed, tmp_path, tokenizer):
     assert decoder_difference(imported.objective, imported.params, model, draw(20, 40), bool(seed % 2)) < TOLERANCE
 
 
+@pytest.mark.slow
 def test_loss_and_gradients(tmp_path, tokenizer):
     """Their reversible backward pass runs in training only, where a row has as many tokens as the grid."""
     model, folder = save(SIZES["a"], tokenizer, tmp_path / "hf", hidden_dropout_prob=0.0,
@@ -133,7 +135,8 @@ def test_loss_and_gradients(tmp_path, tokenizer):
         np.testing.assert_allclose(gradient, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max(), err_msg=name)
 
 
-@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", first_fast(SIZES))
 def test_greedy_continuations_are_theirs(name, tmp_path, tokenizer):
     """From one chunk into several; a longer prompt in the batch does not change the continuation."""
     _, folder = save(SIZES[name], tokenizer, tmp_path / "hf")
@@ -151,6 +154,7 @@ def test_greedy_continuations_are_theirs(name, tmp_path, tokenizer):
     assert generate(imported.objective, imported.params, prompts, max_new_tokens=30, stop_ids=[]) == expected
 
 
+@pytest.mark.slow
 def test_an_older_files_bias_is_added(tmp_path, tokenizer):
     """A file may have one name for it; older files also have constants."""
     model, folder = save(SIZES["b"], tokenizer, tmp_path / "hf")

@@ -27,7 +27,7 @@ from jaxlm.tokenizers.export import export
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.training import train_tokenizer
 from tests.huggingface.support import batch, read_json, real, torch_outputs
-from tests.params import random_params
+from tests.params import first_fast, random_params
 
 TOLERANCE = 1e-4
 LENGTHS = [(7, False), (7, True), (33, True)]
@@ -83,7 +83,7 @@ def difference(
     return float(np.abs(real(logits(objective.model, params, *inputs.values()), inputs) - expected).max())
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", first_fast(CONFIGS))
 def test_imported_logits(name, tokenizer, tmp_path):
     theirs = torch_roberta(name, tokenizer)
     imported = import_folder(save(theirs, tmp_path / "hf", tokenizer))
@@ -102,7 +102,7 @@ def test_imported_logits(name, tokenizer, tmp_path):
     assert all(np.array_equal(before[name], after[name]) for name in before)
 
 
-@pytest.mark.parametrize("special", ["byte-bpe", "wordpiece"])
+@pytest.mark.parametrize("special", first_fast(["byte-bpe", "wordpiece"]))
 def test_exported_logits(special, tokenizer, tmp_path, vocab_file):
     """With padding id 1, as published, and with 0; positions start after it."""
     own = tokenizer if special == "byte-bpe" else Tokenizer.load(vocab_file)

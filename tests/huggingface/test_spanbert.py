@@ -115,6 +115,7 @@ def slow_loss(objective: SpanBoundary, example, model, head) -> tuple[torch.Tens
     return *totals, *counts
 
 
+@pytest.mark.slow
 def test_loss_and_gradients_of_the_slow_version(objective, exported):
     params, out = exported
     example = jax.device_get(jax.jit(objective.corrupt)(jax.random.key(3), text()))

@@ -25,7 +25,7 @@ from jaxlm.tokenizers.export import export
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.training import train_tokenizer
 from jaxlm.types import TokenBatch
-from tests.params import random_params
+from tests.params import first_fast, random_params
 
 TOLERANCE = 1e-4
 ROWS = 512  # the tokenizer's ids, and a multiple of 128
@@ -108,7 +108,7 @@ def difference(own: T5, params, model, length: int, targets: int, padded: bool) 
 LENGTHS = [(1, 1, False), (33, 7, True), (150, 40, True)]
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", first_fast(VARIANTS))
 def test_imported_logits(variant, spm, tmp_path):
     model = torch_t5(variant)
     imported = import_folder(save(model, spm, tmp_path / "hf"))
@@ -179,7 +179,8 @@ def test_greedy_continuations_are_theirs(variant, spm, tmp_path):
     assert stopped == theirs(stop) and 1 < len(stopped[1]) < 24 and stopped[1][-1] == stop
 
 
-@pytest.mark.parametrize("variant", [pytest.param("1.0", marks=pytest.mark.slow), "1.1"])
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["1.0", "1.1"])
 def test_twenty_steps_of_training_match(variant, spm, tmp_path):
     model = torch_t5(variant, dropout_rate=0.0).train()
     imported = import_folder(save(model, spm, tmp_path / "hf"))

@@ -40,7 +40,7 @@ from jaxlm.tasks.text_to_text import TextToText
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.training import train_tokenizer
 from tests.huggingface.support import read_json
-from tests.params import random_params
+from tests.params import first_fast, random_params
 
 TOLERANCE = 1e-4
 LENGTH = 37
@@ -174,9 +174,9 @@ def test_all_models_have_heads():
     assert len(CASES) == 41 and {model for _, model in CASES.values()} == MODELS.keys()
 
 
-# BERT and XLNet have every kind of head; of the other families the heads of one kind are in the suite.
+# The table of names is one for each kind of head: BERT has every kind, GPT-2 reads its last token.
 @pytest.mark.parametrize("architecture", [
-    pytest.param(name, marks=() if model in (Bert, Xlnet) or kind is Classification else pytest.mark.slow)
+    pytest.param(name, marks=() if model is Bert or (kind, model) == (Classification, Gpt2) else pytest.mark.slow)
     for name, (kind, model) in CASES.items()
 ])
 def test_logits_in_both_directions(architecture, tokenizer, tmp_path):
@@ -236,7 +236,7 @@ def test_a_numeric_target_is_a_regression(tokenizer, tmp_path):
     assert import_folder(out).objective.target == "number"
 
 
-@pytest.mark.parametrize("model", [Bert, Gpt2])
+@pytest.mark.parametrize("model", first_fast([Bert, Gpt2]))
 def test_several_labels_are_their_multi_label_classification(model, tokenizer, tmp_path):
     """Logits, loss and gradients of rows of several labels, of one and of none; the threshold stays with the model."""
     plain = dataclasses.replace(MODELS[model], dropout=0.0, attention_dropout=0.0)

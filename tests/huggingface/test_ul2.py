@@ -39,6 +39,7 @@ def tokenizer_of(text: Path, folder: Path, **settings) -> Tokenizer:
     return train_tokenizer([text.read_text()], folder, kind="bpe", **settings)
 
 
+@pytest.mark.slow
 def test_exported_model_generates_the_same_text(text, tmp_path):
     tokenizer = tokenizer_of(text, tmp_path / "own", vocab_size=512, symbols=MODES)
     objective = MixtureOfDenoisers(model=MODEL).bind(tokenizer.vocabulary, 32)

@@ -137,6 +137,7 @@ def test_imported_logits_and_exported_files(peer, folder, tmp_path):
         assert imported.tokenizer.decode(ids) == peer.decode(ids)
 
 
+@pytest.mark.slow
 def test_exported_logits(peer, tmp_path):
     """The vocabulary is trained by jaxlm, whose padding token has id 0."""
     texts = [f"{sentence} {a}{b}s {b}{a}ed" for sentence in SENTENCES for a in "abcdefgh" for b in "klmnop"]
@@ -155,6 +156,7 @@ def test_exported_logits(peer, tmp_path):
     assert import_folder(out).objective.model == objective.model
 
 
+@pytest.mark.slow
 def test_continued_pretraining_of_a_published_model(folder, peer, tmp_path, capsys):
     """`--init-from` a Transformers folder, then export and fill-mask."""
     text, run, out = tmp_path / "text.txt", tmp_path / "run", tmp_path / "out"

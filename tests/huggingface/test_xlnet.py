@@ -31,6 +31,7 @@ from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.training.program import Program, corruption_key, gradients
 from jaxlm.types import TokenBatch
 from tests.huggingface.support import TorchAdamW, load_into, read_json
+from tests.params import first_fast
 
 TOLERANCE = 1e-4
 CONFIGS = {
@@ -106,7 +107,7 @@ def compare(model: Xlnet, params, theirs, vocabulary, length: int, memory: int) 
         np.testing.assert_allclose(mine[:, length - kept :], new[-kept:].transpose(0, 1), atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", first_fast(CONFIGS))
 def test_imported_logits(name, tokenizer, tmp_path):
     theirs = torch_xlnet(name, tokenizer)
     imported = import_folder(save(theirs, tmp_path / "hf", tokenizer))
@@ -124,7 +125,7 @@ def test_imported_logits(name, tokenizer, tmp_path):
     assert import_folder(out).objective.model == imported.objective.model
 
 
-@pytest.mark.parametrize("is_backward", [0, 1])
+@pytest.mark.parametrize("is_backward", first_fast([0, 1]))
 def test_rows_of_both_directions_are_the_halves_of_their_bidirectional_batch(is_backward, tokenizer, tmp_path):
     """With `bi_data` the second half of a batch has negated distances."""
     theirs = torch_xlnet("a", tokenizer)
@@ -140,6 +141,7 @@ def test_rows_of_both_directions_are_the_halves_of_their_bidirectional_batch(is_
     assert np.abs(content - expected)[flags == is_backward].max() < TOLERANCE
 
 
+@pytest.mark.slow
 def test_the_loss_and_gradients_of_a_training_step_are_theirs(tokenizer, tmp_path):
     """Two rows of a stream, one per direction, after a memory that is not empty."""
     theirs = torch_xlnet("a", tokenizer).train()
@@ -233,6 +235,7 @@ def test_twenty_steps_of_a_stream_as_in_pytorch():
         np.testing.assert_allclose(np.asarray(mine)[order], other.transpose(0, 1), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_greedy_continuations_are_theirs(tokenizer, tmp_path):
     theirs = torch_xlnet("a", tokenizer, seed=2)
     imported = import_folder(save(theirs, tmp_path / "hf", tokenizer))

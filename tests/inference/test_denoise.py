@@ -79,6 +79,7 @@ def counts(**options) -> np.ndarray:
     return np.histogram2d(*pairs.T, bins=[range(4)] * 2)[0]
 
 
+@pytest.mark.slow
 def test_many_steps_follow_the_joint_distribution():
     assert stats.chisquare(counts(steps=200).ravel(), ROWS * JOINT.ravel()).pvalue > 1e-3
 

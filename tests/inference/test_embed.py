@@ -26,12 +26,14 @@ from tests.huggingface.conftest import tokenizer, vocab_file  # noqa: F401 - fix
 from tests.huggingface.support import minilm
 from tests.huggingface.test_tasks import MODELS, Bert, Gpt2, Xlnet
 from tests.huggingface.test_tasks import tokenizer as bpe  # noqa: F401 - a fixture
-from tests.params import random_params
+from tests.params import first_fast, random_params
 
 TEXTS = ["the tree", "ak", "bks the tree, lb as a tree then and then", "a " * 60]
 
 
-@pytest.mark.parametrize(("model", "pooling"), [(Bert, "cls"), (Bert, "mean"), (Gpt2, "last"), (Xlnet, "cls")])
+@pytest.mark.parametrize(("model", "pooling"), first_fast([
+    (Bert, "cls"), (Bert, "mean"), (Gpt2, "last"), (Xlnet, "cls")
+]))
 def test_sentence_transformers_gives_our_vectors(model, pooling, bpe, tmp_path):  # noqa: F811
     from sentence_transformers import SentenceTransformer
 

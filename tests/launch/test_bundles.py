@@ -6,7 +6,7 @@ import pytest
 
 from tests.launch.test_tpu_pod import LAUNCH
 
-sys.path.insert(0, str(LAUNCH))
+sys.path.insert(0, str(LAUNCH / "tables"))
 from bundles import Count, Work, count
 
 # A grid of 3 x 2 steps in one loop. Step by step: 4 bundles; 5 more where the second index is 0 (with the 4 delay

@@ -20,7 +20,7 @@ from jaxlm.parallel.peaks import peak_flops
 from tests.analysis.test_kernels import V5E, kernel
 from tests.launch.test_tpu_pod import LAUNCH
 
-sys.path.insert(0, str(LAUNCH))
+sys.path.insert(0, str(LAUNCH / "tables"))
 import count_kernels
 from bundles import Work
 
@@ -99,6 +99,7 @@ def count_of(name, counts) -> Count:
     return next(count for key, count in counts.items() if key.startswith(name))
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_a_matrix_product_multiplies_every_pair_once_and_is_about_as_fast_as_the_peak(counts):
     count = count_of("product", counts)
@@ -107,6 +108,7 @@ def test_a_matrix_product_multiplies_every_pair_once_and_is_about_as_fast_as_the
     assert 1.0 <= count.cycles / 1.5e9 / (flops / peak_flops(V5E)) < 1.25
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_a_loop_inside_the_grid_takes_its_trip_count(counts):
     short, long = (count_of(f"loop_{trips} ", counts).cycles for trips in (10, 110))
@@ -115,6 +117,7 @@ def test_a_loop_inside_the_grid_takes_its_trip_count(counts):
     assert 10 * once * 4 < short < 10 * once * 4 + 1000
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_a_kernel_whose_trip_count_is_an_argument_has_no_count(counts):
     assert len(counts) == 3 and not any(key.startswith("loop_None") for key in counts)

@@ -131,6 +131,7 @@ done
 """
 
 
+@pytest.mark.slow
 def test_a_jobset_outlives_preemptions_and_counts_only_other_failures(tmp_path):
     cluster, bin_folder, run = tmp_path / "cluster", tmp_path / "bin", tmp_path / "run"
     fake = Path(__file__).with_name("fake_kubectl.py")

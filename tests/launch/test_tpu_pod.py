@@ -93,6 +93,7 @@ def calls(tmp_path: Path) -> list[str]:
     return [line.strip() for line in (tmp_path / "cloud" / "calls").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_run_outlives_its_connection_its_processes_and_its_slices(pod, checkout, tmp_path):
     (checkout / "configs" / "tiny.py").write_text("# changed")
     code, said = pod(
@@ -115,6 +116,7 @@ def test_a_run_outlives_its_connection_its_processes_and_its_slices(pod, checkou
         assert log[0].endswith("one of several: 1") and log[-1] == "finished"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fate", "reason", "made"), [
     ("refused", "the slices could not be requested; gcloud says why above", ["create"]),
     ("failed", "the request failed and is deleted: no more capacity in the zone", ["create", "delete"]),
@@ -132,6 +134,7 @@ def test_a_mistake_in_the_command_keeps_the_slices(pod, tmp_path):
     assert code == 0 and calls(tmp_path)[-3:] == ["ssh stop", "ssh cat jaxlm-run/log", "delete"]
 
 
+@pytest.mark.slow
 def test_slices_that_someone_deletes_are_not_requested_again(pod, tmp_path):
     command = ["pretrain", "configs/tiny.py", "--run-dir", str(tmp_path / "run")]
     code, said = pod("run", *SLICE, "--", *command, requests=("granted",), follows=("deleted",))
@@ -139,6 +142,7 @@ def test_slices_that_someone_deletes_are_not_requested_again(pod, tmp_path):
     assert calls(tmp_path).count("create") == 1
 
 
+@pytest.mark.slow
 def test_slices_on_which_every_run_fails_are_given_up(pod, tmp_path):
     (tmp_path / "cloud" / "jaxlm").write_text("#!/bin/sh\necho broken; exit 1\n")
     code, said = pod("run", *SLICE, "--failures=2", "--", "pretrain", "configs/tiny.py", requests=("granted",))

@@ -179,6 +179,7 @@ def test_the_last_layer_computes_only_the_positions():
     assert flops(jnp.zeros((2, 4), jnp.int32)) < 0.68 * flops(None)
 
 
+@pytest.mark.slow
 def test_remat_policies_keep_less_and_less(params):
     """Residual bytes of the backward pass: everything > results of matrix products > inputs of the layers."""
     ids, types = inputs()

@@ -60,6 +60,7 @@ def test_published_parameter_counts():
     assert sum(counts[name] for name in ("embeddings", "encoder", "entity_encoder", "pooler")) == 114_050_244
 
 
+@pytest.mark.slow
 def test_without_entities_and_their_weights_it_is_bert():
     params, inputs = random_params(SMALL), some_inputs()
     for part in params["entity_encoder"].values():  # W_e = b_e = 0

@@ -121,6 +121,7 @@ def test_cached_decoding_has_the_same_logits():
         np.testing.assert_allclose(np.stack([s[i] for s in seen]), whole[-5:], atol=2e-5)
 
 
+@pytest.mark.slow
 def test_remat_does_not_change_gradients():
     ids = jnp.asarray(np.random.default_rng(4).integers(0, 61, (2, 7)))
 

@@ -22,7 +22,7 @@ from jaxlm.models.layers.stack import unstack
 from jaxlm.objectives.causal_lm import CausalLM
 from tests.huggingface.support import decoder_difference
 from tests.huggingface.test_gpt2 import bpe_files, tokenizer  # noqa: F401 - fixtures
-from tests.params import random_params
+from tests.params import first_fast, random_params
 
 SMALL = Gpt3(
     vocab_size=61, hidden_size=24, num_layers=4, num_heads=3, intermediate_size=96, max_positions=48, band=5
@@ -79,7 +79,7 @@ def params():
 IDS = np.random.default_rng(1).integers(0, 61, (3, 33)).astype(np.int32)
 
 
-@pytest.mark.parametrize("changes", [{}, dict(loop_layers=True), dict(remat="full", loop_layers=True)])
+@pytest.mark.parametrize("changes", first_fast([{}, dict(loop_layers=True), dict(remat="full", loop_layers=True)]))
 def test_bands_equal_gpt_neos(changes, params):
     with torch.no_grad():
         expected = neo(SMALL, params)(torch.from_numpy(IDS.astype(np.int64))).logits.numpy()
@@ -96,12 +96,14 @@ def test_without_bands_it_is_gpt2(params):
     np.testing.assert_array_equal(logits(dense, params, jnp.asarray(IDS)), logits(gpt2, params, jnp.asarray(IDS)))
 
 
+@pytest.mark.slow
 def test_packed_documents_have_the_logits_of_separate_rows(params):
     segments = jnp.asarray(np.repeat([[1] * 12 + [2] * 21], 3, axis=0), jnp.int32)
     whole = logits(SMALL, params, jnp.asarray(IDS), segments)
     np.testing.assert_allclose(whole[:, 12:], logits(SMALL, params, jnp.asarray(IDS[:, 12:])), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_cached_decoding_has_the_same_logits(params):
     """Prompts padded on the left, longer than the band; then one token after another."""
     sizes, new = (20, 11, 3), 12

@@ -10,6 +10,7 @@ import torch
 
 from jaxlm.models.kagnet import KagNetwork
 from jaxlm.types import Params, SchemaGraph
+from tests.params import first_fast
 
 CONCEPTS, RELATIONS, WIDTH, ROWS = 30, 4, 9, 5
 NETWORK = KagNetwork(CONCEPTS, RELATIONS, concept_size=6, graph_sizes=(5, 4), path_size=7, pair_size=8)
@@ -98,7 +99,7 @@ def slow_scores(params: Params, graph: SchemaGraph, statement: jax.Array, publis
     return dense("score", torch.cat([beta @ stacked, s])).item(), alphas, beta.tolist()
 
 
-@pytest.mark.parametrize("published_padding", [False, True])
+@pytest.mark.parametrize("published_padding", first_fast([False, True]))
 def test_scores_and_attention(published_padding):
     network = KagNetwork(**(vars(NETWORK) | {"published_padding": published_padding}))
     params, graphs, s = random_params(), random_graphs(0), statements()
@@ -115,6 +116,7 @@ def test_scores_and_attention(published_padding):
     assert np.std(scores.logit) > 0.1
 
 
+@pytest.mark.slow
 def test_order_and_padding_do_not_matter():
     params, graphs, s = random_params(), random_graphs(1), statements()
     score = jax.jit(NETWORK.__call__)

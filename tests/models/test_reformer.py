@@ -85,6 +85,7 @@ def test_lsh_attention_equals_the_slow_version(hashes, buckets):
     assert error.max() < 0.02  # at a score of -1e5, float32 has steps of 0.008
 
 
+@pytest.mark.slow
 def test_later_tokens_and_other_documents_have_no_gradient(params):
     """The tokens of a row are distinct, so that each has its own vector."""
     # Unequal weights: the plain sum of a normalized vector has a gradient of rounding errors only.

@@ -68,6 +68,7 @@ def test_windows_of_a_stream_give_the_states_and_losses_of_one_long_window():
     assert long["lm_loss"].weight == ROWS * 3 * LENGTH
 
 
+@pytest.mark.slow
 def test_bits_per_byte_are_those_of_both_directions():
     """Id i stands for i bytes here, and the held-out text has twice as many as its tokens."""
     vocabulary = dataclasses.replace(V, num_bytes=np.arange(150))
@@ -237,6 +238,7 @@ def test_layers_of_a_text_are_those_of_bilm_tf():
         np.testing.assert_allclose(found[:, row, :length], expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_layers_to_mix():
     """Word vectors twice, then both directions; a padded row has the same states as alone."""
     model, rng = OBJECTIVE.model, np.random.default_rng(4)

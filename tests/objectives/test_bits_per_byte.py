@@ -73,6 +73,7 @@ def test_pieces_of_published_kinds(vocab_file):
     assert num_bytes[[v.pad, v.unk, v.cls, v.sep, v.mask]].tolist() == [0] * 5
 
 
+@pytest.mark.slow
 def test_a_run_on_ascii_text(tmp_path):
     """The bytes of the targets, counted in their decoded text, and the ends of documents, which have none."""
     preset, run = tmp_path / "tiny.py", tmp_path / "run"

@@ -117,7 +117,9 @@ def test_packed_documents_have_the_losses_they_have_alone():
     assert abs(float(other.total) - together[0]) > 1.0
 
 
-@pytest.mark.parametrize(("plain_stream", "chunk"), [(False, 0), (False, 5), (True, 0)])
+@pytest.mark.parametrize(("plain_stream", "chunk"), [
+    (False, 5), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((False, 0), (True, 0)))
+])
 def test_loss_and_gradients_equal_the_slow_way(plain_stream, chunk):
     o = objective(plain_stream=plain_stream, loss_chunk=chunk)
     params, batch = random_params(o), random_batch()
@@ -207,6 +209,7 @@ def transformers_gpt2(params) -> dict[str, np.ndarray]:
     return state
 
 
+@pytest.mark.slow
 def test_twenty_steps_beside_pytorch():
     """Same initialization and batches, AdamW (0.9, 0.95), float32: losses within 1e-3 at every step."""
     torch = pytest.importorskip("torch")

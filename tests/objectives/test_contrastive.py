@@ -205,16 +205,25 @@ def assert_close(one, other, tolerance: float = 1e-6):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=tolerance * scale), grads, expected_grads)
 
 
-@pytest.mark.parametrize("query_length", [0, 8])
-def test_chunks_change_neither_loss_nor_gradient(query_length):
+def short_queries() -> dict[str, np.ndarray]:
     example = drawn(3, rows=8)
     example["attention_mask"][:, 0, 6:] = 0
-    params = random_params(bound())
+    return example
+
+
+@pytest.mark.parametrize(("query_length", "chunks"), [
+    (8, 4), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((0, 2), (0, 8), (8, 2), (8, 8)))
+])
+def test_chunks_change_neither_loss_nor_gradient(query_length, chunks):
+    params, example = random_params(bound()), short_queries()
     whole = gradients(bound(query_length=query_length), params, example)
-    for chunks in (2, 8):
-        found = gradients(bound(chunks=chunks, query_length=query_length), params, example)
-        assert_close(found, whole)
-    # A query in fewer columns is the same query.
+    assert_close(gradients(bound(chunks=chunks, query_length=query_length), params, example), whole)
+
+
+@pytest.mark.slow
+def test_a_query_in_fewer_columns_is_the_same_and_a_mean_over_chunks_is_not():
+    params, example = random_params(bound()), short_queries()
+    whole = gradients(bound(query_length=8), params, example)
     assert_close(whole, gradients(bound(), params, example), 1e-5)
     # The mean of the losses of chunks is another objective.
     parts = [{name: array[place::2] for name, array in example.items()} for place in range(2)]
@@ -222,6 +231,7 @@ def test_chunks_change_neither_loss_nor_gradient(query_length):
     assert abs(mean - float(whole[0])) > 0.05
 
 
+@pytest.mark.slow
 def test_chunks_with_dropout_are_the_parts_read_one_by_one():
     """Of the plain formula without `lax.map` and `jax.checkpoint`, with a key for each chunk."""
     example, chunks = jax.tree.map(jnp.asarray, drawn(3, rows=8)), 4
@@ -241,6 +251,7 @@ def test_chunks_with_dropout_are_the_parts_read_one_by_one():
     assert abs(float(expected[0]) - float(gradients(objective, params, example, False)[0])) > 0.01
 
 
+@pytest.mark.slow
 def test_chunks_take_less_memory():
     def peak(chunks: int) -> int:
         objective = bound(chunks=chunks, negatives=0)
@@ -389,8 +400,8 @@ def test_one_of_several_positives_is_drawn_each_step(tokenizer, tmp_path):  # no
     assert all(60 < found[text] < 140 for text in rows[0]["pos"])  # 5 standard deviations around 100
     assert objective.remarks(source, 16) == [
         "1 rows have several positives, of which each step draws one (of the first 32)"]
-    example = jax.tree.map(jnp.asarray, example)
-    assert objective.loss(objective.init(jax.random.key(0)), example, jax.random.key(0), True)
+    key = jax.random.key(0)
+    assert jax.eval_shape(lambda: objective.loss(objective.init(key), example, key, True))
     rerank = Rerank(model=BERT).bind(tokenizer.vocabulary, 16)
     assert rerank.remarks(source, 16)[-1] == "1 rows have several positives, of which the first is read"
     (bad,) = rows_of(tmp_path, "b.jsonl", json.dumps({"query": "a", "positive": ["b", "c"], "score": 1}) + "\n",
@@ -410,15 +421,16 @@ def test_simcse_reads_a_text_twice():
     segments = (np.arange(LENGTH - 2) < sizes[:, None]).astype(np.int32)
     tokens[2, :5], sizes[2] = tokens[1, :5], 5  # the same sentence again
     segments[2] = segments[1]
-    example = objective.corrupt(jax.random.key(0), TokenBatch(tokens * segments, segments))
+    example = jax.jit(objective.corrupt)(jax.random.key(0), TokenBatch(tokens * segments, segments))
     assert example["row"].tolist() == [0, 1, 2, -1]
     assert np.sum(example["attention_mask"], -1).tolist() == [[24, 24], [7, 7], [7, 7], [0, 0]]
     np.testing.assert_array_equal(example["input_ids"][:, 0], example["input_ids"][:, 1])
     params = random_params(objective, std=0.3)
     key = jax.random.key(5)
-    train, still = (objective.encode_texts(params, example, each) for each in (key, None))
+    encode = jax.jit(objective.encode_texts)
+    train, still = (encode(params, example, each) for each in (key, None))
     assert np.abs(train[:3, 0] - train[:3, 1]).max() > 0.1 and np.array_equal(still[:, 0], still[:, 1])
-    terms = objective.loss(params, example, key, True)
+    terms = jax.jit(objective.loss, static_argnums=3)(params, example, key, True)
     z = np.asarray(train / np.linalg.norm(train, axis=-1, keepdims=True))
     s = z[:3, 0] @ z[:3, 1].T / 0.05
     s[1, 2] = s[2, 1] = -np.inf

@@ -95,6 +95,7 @@ def detect(body: torch.nn.Module, w: dict[str, torch.Tensor], ids, mask) -> torc
     return (x @ w["mask_predictions.classifier.weight"].T + w["mask_predictions.classifier.bias"])[..., 0]
 
 
+@pytest.mark.slow
 def test_losses_and_gradients_as_in_pytorch(monkeypatch):
     """The gradient of the discriminator's whole table is that of E_Δ. No parameter has a gradient from both losses:
     ∂RTD/∂E_G = 0 and ∂MLM/∂E_Δ = 0 exactly."""

@@ -158,6 +158,7 @@ def test_the_student_begins_with_layers_of_its_teacher():
     assert objective.merge_pretrained(fresh, PretrainedModel(objective, fresh)) == fresh
 
 
+@pytest.mark.slow
 def test_a_student_that_is_its_teacher_has_no_distance_and_the_teacher_no_gradient():
     objective = dataclasses.replace(student(), model=teacher(layers=1).objective.model)
     loaded = objective.load_constants(objective.vocabulary, lambda path: teacher(layers=1))

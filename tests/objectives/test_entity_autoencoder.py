@@ -129,6 +129,7 @@ def torch_losses(params, example, table):
     }
 
 
+@pytest.mark.slow
 def test_losses_and_gradients_are_those_of_torch(graph):
     objective = bound(graph)
     rng, shapes = np.random.default_rng(1), jax.eval_shape(objective.init, jax.random.key(0))
@@ -165,6 +166,7 @@ def test_losses_and_gradients_are_those_of_torch(graph):
     assert all(np.any(leaf[0]) for leaf in jax.tree.leaves(last))
 
 
+@pytest.mark.slow
 def test_entities_follow_their_tokens(graph):
     """Also into the second segments of other rows; the entity of a token here is given by its id."""
     objective = bound(graph, random_entity_share=0.0, dropped_entity_share=0.0, mask_rate=0.01, max_entities=LENGTH)
@@ -183,6 +185,7 @@ def test_entities_follow_their_tokens(graph):
     assert not plain["entity_weights"].any() and (plain["entities"] == -1).all()
 
 
+@pytest.mark.slow
 def test_a_bert_gives_the_token_side_and_the_heads(graph):
     bert = MaskedLM(model=Bert(**SIZES, num_layers=4, vocab_size=160))
     source = PretrainedModel(bert, jax.jit(bert.init)(jax.random.key(5)), path="bert")
@@ -233,6 +236,7 @@ def test_the_lines_of_show_name_every_entity_and_its_fate(graph):
     assert "--objective.entities" in without[-1].title
 
 
+@pytest.mark.slow
 def test_an_export_has_the_official_names_of_every_parameter(graph, tmp_path):
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh", *(f"##{c}" for c in "abcdefgh")]
     (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n")

@@ -137,6 +137,7 @@ def test_schedules(schedule, missing):
     assert 0 < 1 - total / all_orders() < missing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("train", [True, False])
 def test_the_estimator_is_unbiased(train):
     """Over 10,000 rows the mean lies within four standard errors of independent draws."""
@@ -194,6 +195,7 @@ def test_masks_and_weights():
     assert (example["noise"].min(), example["noise"].max()) == pytest.approx((0, 1), abs=1e-3)
 
 
+@pytest.mark.slow
 def test_rows_without_text_have_no_weight_and_no_nan():
     objective = bound()
     rows = [TEXT, [9], [7, 8, 9, 10, 11, 8]]
@@ -207,6 +209,7 @@ def test_rows_without_text_have_no_weight_and_no_nan():
     assert float(total_loss(nothing)) == 0.0
 
 
+@pytest.mark.slow
 def test_accumulated_gradients_are_those_of_the_batch():
     objective = bound()
     example = corrupt(objective, KEY, token_batch([TEXT, [9], [7, 8, 9, 10, 11, 8], [8, 8]] * 2))
@@ -229,6 +232,7 @@ def test_the_mask_is_never_predicted():
     np.testing.assert_array_equal(begun["mlm_head"]["bias"], expected)
 
 
+@pytest.mark.slow
 def test_packed_rows_have_the_losses_of_their_documents():
     """Training: each document with its masks alone. Evaluation: k counts the tokens of the whole row."""
     objective = MaskedDiffusion(model=MODEL).bind(V, 16)

@@ -87,7 +87,9 @@ def test_rows_have_symbols_around_each_document():
     assert (example["attention_mask"] == (example["documents"] > 0)).all()
 
 
-@pytest.mark.parametrize("name", ["bert", "roberta", "modernbert", pytest.param("albert", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", [
+    "bert", *(pytest.param(name, marks=pytest.mark.slow) for name in ("roberta", "modernbert", "albert"))
+])
 def test_packed_documents_are_as_in_rows_of_their_own(name):
     """Hidden states, loss and all gradients, where the last layer runs at masked positions only, and where not."""
     objective, example = corrupted()

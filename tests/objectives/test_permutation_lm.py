@@ -169,6 +169,7 @@ def test_a_prediction_depends_on_what_comes_before_it_alone():
     assert not reach[positions, positions][weights].any()
 
 
+@pytest.mark.slow
 def test_the_memory_is_the_first_halves():
     """After two rows of a stream the memory holds each layer's input over the first half of each row, newest last."""
     memory, expected = OBJECTIVE.initial_memory(ROWS), []
@@ -199,7 +200,7 @@ def test_the_memory_is_read_and_no_gradient_flows_into_it():
     def carried(params):
         return sum(jnp.sum(x) for x in OBJECTIVE.stream_loss(params, example, memory, jax.random.key(0), True)[1])
 
-    assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(jax.grad(carried)(params())))
+    assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(jax.jit(jax.grad(carried))(params())))
 
 
 @pytest.mark.slow

@@ -165,6 +165,7 @@ def test_a_right_guess_counts_as_original(right, fixed_samples):
     assert terms["discriminator_recall"].weight == (0 if right else example["masked_weights"].sum())
 
 
+@pytest.mark.slow
 def test_what_is_drawn_is_part_of_the_example():
     """The key drives dropout in training only; the numbers of the example decide the samples."""
     objective = bound()
@@ -400,6 +401,7 @@ def test_bind_refuses():
         objective.bind(VOCABULARY, 7)
 
 
+@pytest.mark.slow
 def test_token_logits_are_the_generators():
     objective = bound()
     params, example = init(objective), example_of(objective)

@@ -102,7 +102,7 @@ def test_a_pass_is_that_of_the_c_code(bag):
     assert not V.special[example["words"][kept]].any() and kept[3].sum() == 0
 
 
-@pytest.mark.parametrize("bag", [False, True])
+@pytest.mark.parametrize("bag", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_microbatches_give_the_gradients_of_the_whole(bag):
     objective = OBJECTIVES[bag]
     example = jax.jit(objective.corrupt)(jax.random.key(0), batch())
@@ -197,6 +197,7 @@ def test_noise_is_drawn_by_counts_to_the_power():
     np.testing.assert_allclose(shares, expected, atol=5 * np.sqrt(0.25 / draws.size))
 
 
+@pytest.mark.slow
 def test_a_run_learns_neighbours_and_is_exported(tmp_path, capsys):
     """Words of two classes occur beside their own class only; the exported vectors reflect it."""
     rng = np.random.default_rng(0)

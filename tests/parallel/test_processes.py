@@ -77,6 +77,7 @@ def train_to(preset: Path, run: Path, folder: Path, steps: int, *flags: object) 
     return [command.output for command in both]
 
 
+@pytest.mark.slow
 def test_two_processes_do_what_one_does_and_a_signal_to_one_saves(finished, preset, tmp_path):
     """The run in one piece is that of one process, and bit for bit the run that a signal to the second had stopped."""
     alone, stopped, whole = finished, tmp_path / "stopped", tmp_path / "whole"
@@ -128,6 +129,7 @@ class Disagreeing(Command):
         Command.target(arguments, environment, log)
 
 
+@pytest.mark.slow
 def test_processes_stop_by_the_figures_of_the_first(preset, tmp_path):
     """Metrics that each computes alone differ by a rounding; if one stopped earlier, the other would wait for it."""
     run = tmp_path / "run"
@@ -138,6 +140,7 @@ def test_processes_stop_by_the_figures_of_the_first(preset, tmp_path):
     assert saved_steps(run)[-1] == 3 and "Best: step 3, loss" in both[0].output
 
 
+@pytest.mark.slow
 def test_processes_that_share_no_cache_say_so(preset, tmp_path):
     """Instead of preparing the whole text twice, one after the other."""
     arguments = ["pretrain", preset, "--run-dir", tmp_path / "run", "--data.cache-dir"]

@@ -130,6 +130,7 @@ def bound(files, model, *more):
     return task, session.source.batches("train", 8, task.row_format(48), 0).batch(0), session.pretrained
 
 
+@pytest.mark.slow
 def test_losses_in_numpy(models, files):
     task, batch, _ = bound(files, models("bert"), "--objective.margin", "0.3")
     made = task.synthetic(8, batch["input_ids"].shape[-1])

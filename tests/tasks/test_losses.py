@@ -160,6 +160,7 @@ def test_tags_and_answers_as_torch():
     assert evaluated(task, params, batch) == pytest.approx(wanted, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_teacher_as_torch():
     """T² KL(teacher ‖ student), labels and layers; no gradient flows into the teacher."""
     teacher, theirs, batch = made("classes")

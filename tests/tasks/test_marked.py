@@ -135,6 +135,7 @@ def test_entities_stand_at_the_first_token_of_their_mentions(tmp_path, tokenizer
     assert "entities" not in plain.encode(records, tokenizer, 64)[0].arrays
 
 
+@pytest.mark.slow
 def test_the_loss_of_types_is_that_of_torch(tokenizer, graph):
     torch = pytest.importorskip("torch")
     task = EntityTyping(**ernie(graph), labels=tuple("abcde"), classifier_dropout=0.0).bind(tokenizer.vocabulary, 16)
@@ -235,6 +236,7 @@ def thing(entity):
     return TYPING | {"ents": [[f"Q{entity}", 4, 11, 0.9]], "labels": [f"type {entity // 2}", "thing"]}
 
 
+@pytest.mark.slow
 def test_types_are_learnt_from_entities_where_all_texts_are_the_same(tmp_path, tokenizer, graph):
     task = EntityTyping(**ernie(graph), labels=("thing", "type 0", "type 1"), classifier_dropout=0.0)
     task = task.bind(tokenizer.vocabulary, 32)
@@ -255,6 +257,7 @@ def test_types_are_learnt_from_entities_where_all_texts_are_the_same(tmp_path, t
     assert accuracies[0] <= 0.5 and accuracies[-1] == 1.0
 
 
+@pytest.mark.slow
 def test_runs_of_typing_are_evaluated_and_shown(tmp_path, models, capsys):
     (tmp_path / "rows.json").write_text(json.dumps([thing(i % 4) for i in range(16)]))
     assert finetune("entity_typing", models["ernie"], tmp_path / "rows.json", tmp_path / "run", 2) == 0

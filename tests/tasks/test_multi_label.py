@@ -55,6 +55,7 @@ def test_a_threshold_is_for_several_labels():
         Classification(threshold=0.3)
 
 
+@pytest.mark.slow
 def test_several_labels(models, tmp_path, capsys):
     """The threshold is chosen on the held-out rows, stored in the run, and exported; both forms of rows are one."""
     texts = [f"{text} {'cat' * (i % 2)} {'red' * (i % 3 == 0)}" for i, text in enumerate(sentences(40))]

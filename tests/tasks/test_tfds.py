@@ -76,6 +76,7 @@ def test_glue_by_the_flags_of_a_presets_docstring(name):
     assert golds == [None if LABELS[name] else -1.0] * 3
 
 
+@pytest.mark.slow
 def test_from_training_to_predictions(models, tmp_path, capsys):
     source, run, out = "tfds:glue/cola", str(tmp_path / "run"), tmp_path / "answers.jsonl"
     columns = ("--data.text-field", "sentence", "--data.label-field", "label")

@@ -18,18 +18,25 @@ STABLE = ("--optimizer.schedule", "wsd", "--optimizer.decay-share", "0", "--opti
           "--train.checkpoint-every", "2", "--train.eval-every", "0", "--train.keep-checkpoints", "9")
 
 
+def averaging(preset) -> list[str]:
+    return ["pretrain", str(preset), *STABLE, "--train.steps", "8", "--optimizer.average", "0.4"]
+
+
 @pytest.fixture(scope="module")
 def averaged(preset, tmp_path_factory):
-    """A run of 8 steps at one rate, with a moving average and checkpoints at 2, 4, 6 and 8."""
+    """A run of 8 steps at one rate, with a moving average and a checkpoint at each."""
     run = tmp_path_factory.mktemp("averaged") / "run"
-    arguments = ["pretrain", str(preset), *STABLE, "--train.steps", "8", "--optimizer.average", "0.4"]
-    assert stopped_after(4, [*arguments, "--run-dir", str(run)]) != 0
-    assert main([*arguments, "--run-dir", str(run)]) == 0
-    whole = run.parent / "whole"
-    assert main([*arguments, "--run-dir", str(whole), "--train.checkpoint-every", "1"]) == 0
-    assert metadata(run, 8)["checksums"] == metadata(whole, 8)["checksums"]
-    assert metrics(run)[-1] == metrics(whole)[-1]
-    return whole
+    assert main([*averaging(preset), "--run-dir", str(run), "--train.checkpoint-every", "1"]) == 0
+    return run
+
+
+@pytest.mark.slow
+def test_a_stop_changes_nothing(preset, averaged, tmp_path):
+    run = tmp_path / "run"
+    assert stopped_after(4, [*averaging(preset), "--run-dir", str(run)]) != 0
+    assert main([*averaging(preset), "--run-dir", str(run)]) == 0
+    assert metadata(run, 8)["checksums"] == metadata(averaged, 8)["checksums"]
+    assert metrics(run)[-1] == metrics(averaged)[-1]
 
 
 def params_of(run, step: int, average: bool = False):
@@ -66,6 +73,7 @@ def test_mean_of_checkpoints(averaged, capsys):
     assert "has no 12 checkpoints; it keeps" in refused(capsys, "fill-mask", f"{averaged}@last12", "a [MASK]")
 
 
+@pytest.mark.slow
 def test_decay_from_a_checkpoint(preset, averaged, tmp_path, capsys):
     common = ["pretrain", str(preset), *STABLE, "--optimizer.average", "0.4"]
     branch, whole = tmp_path / "branch", tmp_path / "whole"

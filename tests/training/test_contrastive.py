@@ -64,6 +64,7 @@ def test_in_batch_accuracy_rises(run):
     assert last["eval_positive_cosine"] > last["eval_negative_cosine"] + 0.3
 
 
+@pytest.mark.slow
 def test_a_stop_changes_nothing_and_chunks_may_change(run, encoder, pairs, tmp_path):
     plain = command(encoder, pairs, tmp_path / "one")
     assert main(plain) == 0
@@ -74,6 +75,7 @@ def test_a_stop_changes_nothing_and_chunks_may_change(run, encoder, pairs, tmp_p
     assert main([*again, "--train.steps", "41", "--objective.chunks", "4"]) == 0
 
 
+@pytest.mark.slow
 def test_its_vectors_by_every_way_out(run, tmp_path, capsys):
     from sentence_transformers import SentenceTransformer
 
@@ -131,6 +133,7 @@ def test_refusals(encoder, pairs, tmp_path, capsys):
     assert "objective.chunks to 4" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_sentences_find_themselves(encoder, tmp_path, capsys):
     arguments = ["pretrain", str(CONFIGS / "simcse_tiny.py"), "--init-from", str(encoder / "run"), "--data.source",
                  str(encoder / "text.txt"), *FLAGS, "--run-dir", str(tmp_path / "run"), "--data.sentences", "False"]

@@ -69,6 +69,7 @@ def test_stopping_changes_nothing(linked, tmp_path):
     assert_same_arrays(load_run(pieces).params, load_run(whole).params)
 
 
+@pytest.mark.slow
 def test_a_run_is_shown_and_exported_and_other_vectors_are_refused(linked, tmp_path, capsys):
     whole = tmp_path / "whole"
     assert main(["pretrain", str(linked), "--run-dir", str(whole)]) == 0

@@ -35,7 +35,7 @@ from jaxlm.objectives.replaced_tokens import ReplacedTokens
 from jaxlm.objectives.span_boundary import SpanBoundary
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import TokenBatch
-from tests.params import random_params
+from tests.params import first_fast, random_params
 
 
 def target(monkeypatch, platform: str) -> None:
@@ -162,11 +162,12 @@ ERNIE = SIZES | dict(num_layers=3, num_text_layers=1, entity_hidden_size=16, ent
 
 @pytest.mark.parametrize(("objective", "length", "kernels"), [
     (MaskedLM(model=Bert(**SIZES), input_format="document"), 32, 2),
-    (MaskedLM(model=Roberta(**SIZES), input_format="full-sentences"), 32, 2),
-    (MaskedLM(model=Roberta(**SIZES), input_format="packed"), 32, 2),
-    (SpanBoundary(model=Bert(**SIZES)), 32, 2), (ReplacedTokens(model=Electra(**SIZES, **ELECTRA)), 32, 4),
-    (EntityAutoencoder(model=Ernie(**ERNIE), max_entities=3), 32, 4), (CausalLM(model=Gpt2(**SIZES)), 32, 2),
     (MaskedLM(model=Bert(**SIZES), input_format="document"), 31, 0),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+        (MaskedLM(model=Roberta(**SIZES), input_format="full-sentences"), 32, 2),
+        (MaskedLM(model=Roberta(**SIZES), input_format="packed"), 32, 2),
+        (SpanBoundary(model=Bert(**SIZES)), 32, 2), (ReplacedTokens(model=Electra(**SIZES, **ELECTRA)), 32, 4),
+        (EntityAutoencoder(model=Ernie(**ERNIE), max_entities=3), 32, 4), (CausalLM(model=Gpt2(**SIZES)), 32, 2))),
 ])
 def test_training_steps_are_lowered_with_cudnn(objective, length, kernels, monkeypatch):
     """All layers, also the last one at an odd number of predicted positions; rows of odd length without cuDNN."""
@@ -249,8 +250,7 @@ def masked(length: int, kind: str) -> tuple[jax.Array, dict]:
 
 
 # Each kind of segments once; the tests of bias and bands have rows of one block, and causality without segments.
-QUICK = [(kind, kind == "packed", kernel) for kind in ("packed", "padded", "whole")
-         for kernel in (("splash", 128), ("rows", 384))]
+QUICK = [("packed", True, ("splash", 128)), ("padded", False, ("rows", 384))]
 
 # Sums over 128 keys in another order: a few units of float32's precision (6e-8) at values of order 1.
 TOLERANCE = dict(rtol=1e-5, atol=5e-6)
@@ -272,8 +272,9 @@ def test_the_kernels_of_tpus_equal_scores_in_memory(kind, causal, kernel, length
 
 
 @pytest.mark.parametrize(("head_dim", "causal", "band", "at", "with_scores"), [
-    (64, False, 65, False, False), (128, True, None, False, False), (8, True, 150, False, False),
-    (64, False, None, True, False), (64, False, None, False, True),
+    (64, False, 65, False, False), *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+        (128, True, None, False, False), (8, True, 150, False, False), (64, False, None, True, False),
+        (64, False, None, False, True))),
 ])
 def test_rotary_positions_in_the_kernel(head_dim, causal, band, at, with_scores, monkeypatch):
     """Packed; queries at some positions are rotated before, and those of collected scores."""
@@ -309,7 +310,7 @@ def test_rotary_positions_in_the_kernel(head_dim, causal, band, at, with_scores,
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5 * np.abs(theirs).max())
 
 
-@pytest.mark.parametrize(("kind", "band", "has_bias"), [("packed", 150, False), ("padded", None, True)])
+@pytest.mark.parametrize(("kind", "band", "has_bias"), first_fast([("packed", 150, False), ("padded", None, True)]))
 def test_narrow_heads_of_long_rows_take_turns(kind, band, has_bias, monkeypatch):
     """16 heads of 8 in one block of columns, at 256 positions one a step of the grid."""
     assert Options(head_dim=8).heads_of_step(256, 256) == 1 < Options(head_dim=8).heads_of_step(128, 128)
@@ -334,7 +335,7 @@ def test_narrow_heads_of_long_rows_take_turns(kind, band, has_bias, monkeypatch)
 
 
 @pytest.mark.parametrize(("kind", "causal"), [
-    pytest.param(kind, causal, marks=() if (kind == "padded") == causal else pytest.mark.slow)
+    pytest.param(kind, causal, marks=() if (kind, causal) == ("packed", False) else pytest.mark.slow)
     for kind in ("padded", "packed", "whole") for causal in (False, True)
 ])
 def test_a_bias_in_the_kernel_equals_scores_in_memory(kind, causal, monkeypatch):
@@ -357,9 +358,10 @@ def test_a_bias_in_the_kernel_equals_scores_in_memory(kind, causal, monkeypatch)
 
 
 @pytest.mark.parametrize(("kind", "causal", "kernel", "length", "band"), [
-    ("packed", True, "splash", 128, 20), ("whole", True, "splash", 128, 20), ("packed", False, "splash", 128, 20),
-    ("packed", True, "rows", 128, 20), ("whole", True, "rows", 128, 20), ("packed", True, "rows", 640, 150),
-    ("packed", False, "rows", 640, 150), pytest.param("whole", True, "rows", 640, 150, marks=pytest.mark.slow),
+    ("packed", True, "splash", 128, 20), ("packed", False, "rows", 640, 150),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+        ("whole", True, "splash", 128, 20), ("packed", False, "splash", 128, 20), ("packed", True, "rows", 128, 20),
+        ("whole", True, "rows", 128, 20), ("packed", True, "rows", 640, 150), ("whole", True, "rows", 640, 150))),
 ])
 def test_bands_in_the_kernels_equal_scores_in_memory(kind, causal, kernel, length, band, monkeypatch):
     """GPT-3's bands and ModernBERT's; they differ from full attention. Rows of 640 skip blocks beyond the band."""
@@ -372,8 +374,8 @@ def test_bands_in_the_kernels_equal_scores_in_memory(kind, causal, kernel, lengt
     assert np.abs(dense[0] - expected[0]).max() > 0.1
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("kind", ["packed", "padded", "lengths", "left", "holes", "whole"])
+@pytest.mark.parametrize("causal", first_fast([False, True]))
+@pytest.mark.parametrize("kind", first_fast(["packed", "lengths", "padded", "left", "holes", "whole"], 2))
 def test_cudnn_equals_scores_in_memory(kind, causal, monkeypatch):
     """The call of cuDNN, answered by jax's own implementation of the same function.
 
@@ -397,7 +399,7 @@ def test_cudnn_equals_scores_in_memory(kind, causal, monkeypatch):
         np.testing.assert_allclose(ours, theirs, **TOLERANCE)
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("causal", first_fast([True, False]))
 @pytest.mark.parametrize("kernel", ["xla", "splash", "rows"])
 def test_packed_documents_are_isolated(kernel, causal, monkeypatch):
     """Other keys and values in one document leave the results and gradients of the others bit-identical.
@@ -429,7 +431,8 @@ def test_packed_documents_are_isolated(kernel, causal, monkeypatch):
         assert not gradient[there].any()
 
 
-@pytest.mark.parametrize("kernel", ["xla", pytest.param("splash", marks=pytest.mark.slow), "rows"])
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", ["xla", "splash", "rows"])
 def test_packed_documents_are_isolated_in_a_model(kernel, monkeypatch):
     """Other words in one document change neither the hidden states nor the gradients of the others."""
     model = Gpt2(vocab_size=300, hidden_size=128, num_layers=2, num_heads=2, intermediate_size=64, max_positions=128,

@@ -78,10 +78,11 @@ def answered_by_jax(asked: list, *arguments, implementation, **options):
 
 # Blocks of 2 reaches, of 128 with shorter reaches, and of a reach; the length is one of whole blocks, or not.
 @pytest.mark.parametrize(("kind", "causal", "length", "band", "heads", "head_dim", "kernel"), [
-    ("packed", False, 300, 33, 2, 32, "xla"), ("packed", True, 256, 33, 2, 64, "xla"),
-    ("padded", False, 525, 65, 2, 32, "xla"), ("holes", True, 300, 17, 2, 32, "xla"),
-    ("holes", False, 128, 17, 2, 32, "xla"), ("whole", False, 600, 130, 1, 64, "xla"),
-    ("whole", True, 257, 2, 2, 32, "xla"), ("packed", False, 301, 33, 2, 32, "cudnn"),
+    ("packed", False, 300, 33, 2, 32, "xla"), ("packed", False, 301, 33, 2, 32, "cudnn"),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+        ("packed", True, 256, 33, 2, 64, "xla"), ("padded", False, 525, 65, 2, 32, "xla"),
+        ("holes", True, 300, 17, 2, 32, "xla"), ("holes", False, 128, 17, 2, 32, "xla"),
+        ("whole", False, 600, 130, 1, 64, "xla"), ("whole", True, 257, 2, 2, 32, "xla"))),
 ])
 def test_blocks_equal_jaxs_local_attention(kind, causal, length, band, heads, head_dim, kernel, monkeypatch):
     """A band that is wider by one does not."""
@@ -100,6 +101,7 @@ def test_blocks_equal_jaxs_local_attention(kind, causal, length, band, heads, he
     assert min(differences(wider, expected)) > 1e-3
 
 
+@pytest.mark.slow
 def test_blocks_in_bfloat16_and_rotary_positions():
     """As near to float32 as scores in memory are; positions are those in the row."""
     arrays = inputs(300, 2, 32)
@@ -139,6 +141,7 @@ def test_cudnn_has_the_window_of_causal_bands(causal, monkeypatch):
     assert [x["mask"] is None for x in asked] == [causal]
 
 
+@pytest.mark.slow
 def test_a_layer_of_8192_tokens_in_blocks_takes_little_memory():
     """By default, compiled for this CPU: 2 heads' scores of 8,192² in float32 take 512 MiB."""
     config = StackConfig(hidden_size=64, num_layers=1, num_heads=2, head_dim=32, band=65, intermediate_size=64,
@@ -183,6 +186,7 @@ def compare_meshes() -> None:
         assert max(differences(jax.device_get(found), expected)) < 2e-6, (sizes, kernel)
 
 
+@pytest.mark.slow
 def test_blocks_stay_on_their_device():
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8"}
     command = [sys.executable, "-m", "tests.models.layers.test_banded"]

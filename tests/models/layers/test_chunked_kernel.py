@@ -83,6 +83,7 @@ def test_bfloat16_is_as_close_as_scores_in_memory(monkeypatch):
         assert np.abs(by_kernel - truth).max() < 1.5 * np.abs(by_xla - truth).max() < 0.1 * np.abs(truth).max()
 
 
+@pytest.mark.slow
 def test_dropped_probabilities_equal_scores_in_memory(monkeypatch):
     """Output, log-sums and gradients: the same probabilities are dropped, in both passes."""
     use_kernel(monkeypatch)

@@ -12,6 +12,7 @@ import pytest
 from jaxlm.models.layers.config import StackConfig
 from jaxlm.models.layers.multi_head import HeadsDense, Visibility, empty_cache
 from jaxlm.models.layers.stack import SharedInputs, init_stack, run_layers, run_stack, unstack
+from tests.params import first_fast
 
 CONFIG = StackConfig(  # all features of a family
     hidden_size=16, num_layers=3, num_heads=2, head_dim=8, intermediate_size=32, causal=True, cross_attention=True,
@@ -97,7 +98,7 @@ def run_two_streams(params, state, **options):
 
 
 @pytest.mark.parametrize("loop", [False, True])
-@pytest.mark.parametrize("remat", ["none", "dots", "full"])
+@pytest.mark.parametrize("remat", first_fast(["full", "none", "dots"]))
 def test_the_state_may_be_any_pytree(remat, loop):
     """Two streams against the written-out equations; inputs and outputs of the layers in order."""
     params, state = two_streams()
@@ -120,6 +121,7 @@ def test_the_state_may_be_any_pytree(remat, loop):
     assert min(np.abs(g).max() for g in jax.tree.leaves(expected[1])) > 0.1
 
 
+@pytest.mark.slow
 def test_remat_keeps_less_of_two_streams():
     params, state = two_streams()
 
@@ -130,6 +132,7 @@ def test_remat_keeps_less_of_two_streams():
     assert kept("none") > kept("full")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", [False, True])
 def test_shared_layers_get_the_sum_of_their_gradients(loop):
     """Four layers in two groups, as in ALBERT, against four separate layers with equal parameters."""

@@ -2,7 +2,7 @@
 """Prints the table of presets in configs/README.md as Markdown. Nothing is initialized: parameters are counted from
 the shapes of `init`, with the vocabulary that the preset names.
 
-    .venv/bin/python launch/preset_table.py [PRESET …]
+    .venv/bin/python launch/tables/preset_table.py [PRESET …]
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from jaxlm.config.experiment import Experiment
 from jaxlm.config.presets import load_preset
 from jaxlm.tokenizers.vocabulary import Vocabulary
 
-CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 
 def num_parameters(experiment: Experiment) -> int:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Plans the published presets of 100 million parameters and more, and prints the table in configs/README.md.
 
-    .venv/bin/python launch/plan_table.py [--plan] [--only bert_base,gpt2] [--plans configs/plans.jsonl]
+    .venv/bin/python launch/tables/plan_table.py [--plan] [--only bert_base,gpt2] [--plans configs/plans.jsonl]
 
 Needs libtpu for --plan, but no TPU. --plan compiles the presets that this version of libtpu has not planned yet: a row
 on its topology and mesh and with its flags, a preset without a row on the smallest of TOPOLOGIES where the FLOPs of its
@@ -37,7 +37,7 @@ from jaxlm.parallel.peaks import peak_flops
 from jaxlm.runs.resolve import resolve
 from jaxlm.runs.session import Session
 
-CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 TOPOLOGIES = ("v5e:4x4", "v5e:8x8", "v5e:16x16", "4xv5e:16x16", "16xv5e:16x16", "v5p:16x16x16")
 LIBTPU = importlib.metadata.version("libtpu") if importlib.util.find_spec("libtpu") else None
 MAX_DAYS = 10

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Prints the largest batch of presets on GPUs, with its kernels and roofline, as the table in configs/RESULTS.md.
 
-    .venv/bin/python launch/gpu_table.py --topology h100 --length 512 bert_base roberta_base …
+    .venv/bin/python launch/tables/gpu_table.py --topology h100 --length 512 bert_base roberta_base …
 
 Needs the extra [gpu], but no GPU. Memory is linear in the rows of a batch: steps of ROWS rows a GPU tell how many fit,
 and a step of that many, down to a power of two, is compiled for the row of the table. Models are in bfloat16 without
@@ -24,7 +24,7 @@ from jaxlm.config.presets import load_preset
 from jaxlm.errors import UserError
 from jaxlm.runs.session import Session
 
-CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 ROWS = (8, 16)
 COLUMNS = ("preset", "GPUs", "rows a GPU × length", "memory a GPU", "kernels of attention", "roofline", "MFU",
            "tokens/s a GPU", "collectives not hidden")

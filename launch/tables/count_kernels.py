@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Counts the Mosaic kernels of presets' train steps and adds them to jaxlm/analysis/kernels.json, which `plan` reads.
 
-    .venv/bin/python launch/count_kernels.py configs/bert_base.py [--topology v5e:1x1] [--rows 16] [--again]
+    .venv/bin/python launch/tables/count_kernels.py configs/bert_base.py [--topology v5e:1x1] [--rows 16] [--again]
         [--any.field VALUE …]
 
 Needs libtpu, but no TPU. A step of two layers and a few rows is traced, and each different kernel of it compiled

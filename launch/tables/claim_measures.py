@@ -1,6 +1,6 @@
 """Synthetic datasets and model measurements for the claims in configs/claims.
 
-    python launch/claim_measures.py NAME … --out FOLDER --seed N
+    python launch/tables/claim_measures.py NAME … --out FOLDER --seed N
 
 Prints one JSON object of metrics. Generated files go to FOLDER.
 """

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Trains every tiny preset on one text and prints the table in configs/RESULTS.md of what each has learnt.
 
-    .venv/bin/python launch/tiny_runs.py "$JAXLM_DATA/pretrain/wiki_en.jsonl.xz" [--out runs/tiny] [PRESET …]
+    .venv/bin/python launch/tables/tiny_runs.py "$JAXLM_DATA/pretrain/wiki_en.jsonl.xz" [--out runs/tiny] [PRESET …]
 
 "Before" is the held-out loss of the initial weights: a run of one step at a vanishing learning rate. All presets of one
 kind of vocabulary use the same one and the same token store, so that their losses are of the same tokens (bert_tiny's
@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("presets", nargs="*", default=PRESETS)
     parser.add_argument("--out", type=Path, default=Path("runs/tiny"))
     options = parser.parse_intermixed_args()  # presets may follow --out
-    configs = Path(__file__).parent.parent / "configs"
+    configs = Path(__file__).resolve().parents[2] / "configs"
     print("| preset | steps | held-out loss before | after | other held-out figures | minutes | real tokens |")
     print("|---|---|---|---|---|---|---|")
     for name in options.presets:

@@ -1,6 +1,6 @@
 """Fine-tunes models on tasks, one after another, and prints a table of what they reach.
 
-    .venv/bin/python launch/task_runs.py FOLDER NAME=RUN_OR_HF_DIR [NAME=…] [--tasks sst2,mrpc] [--seeds 3]
+    .venv/bin/python launch/tables/task_runs.py FOLDER NAME=RUN_OR_HF_DIR [NAME=…] [--tasks sst2,mrpc] [--seeds 3]
 
 FOLDER has the data sets in folders of their own, under the names in `FILES`. Every model has the same number of steps,
 batches and rate, so that their figures can be compared; published figures come of many more steps.

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Run the experiments in configs/claims: small-scale replications of published claims.
 
-    .venv/bin/python launch/claims.py --list
-    JAXLM_DATA=… .venv/bin/python launch/claims.py replaced_tokens [CLAIM …]
-    JAXLM_DATA=… .venv/bin/python launch/claims.py --all --hours 3
-    .venv/bin/python launch/claims.py --table
+    .venv/bin/python launch/tables/claims.py --list
+    JAXLM_DATA=… .venv/bin/python launch/tables/claims.py replaced_tokens [CLAIM …]
+    JAXLM_DATA=… .venv/bin/python launch/tables/claims.py --all --hours 3
+    .venv/bin/python launch/tables/claims.py --table
 
 A claim is one TOML file (see configs/CLAIMS.md). Every command of it has a run folder named after the command, so a
 finished one is never run again, also where two claims share it, and an interrupted one goes on. A claim whose commands
@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from scipy import stats
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 CLAIMS = ROOT / "configs" / "claims"
 SCALED = re.compile(r"(?<=--train\.steps )\d+|(?<=--optimizer\.warmup-steps )\d+|(?<=--train\.phases )\d\S*")
 """Values of the flags that --scale multiplies: numbers of steps, in phases those at the beginning and after a comma."""
@@ -171,8 +171,8 @@ class Runner:
             "pretrain": [*jaxlm, "--run-dir", str(folder), *seed],
             "finetune": [*jaxlm, "--run-dir", str(folder), "--json", *seed],
             "export": jaxlm,
-            "measure": [sys.executable, str(ROOT / "launch" / "claim_measures.py"), *words[1:], "--out", str(folder),
-                        "--seed", str(step.seed)],
+            "measure": [sys.executable, str(Path(__file__).with_name("claim_measures.py")), *words[1:],
+                        "--out", str(folder), "--seed", str(step.seed)],
         }[words[0]]
         (folder if words[0] == "measure" else folder.parent).mkdir(parents=True, exist_ok=True)
         start, log_file = time.monotonic(), folder.with_suffix(".log")
