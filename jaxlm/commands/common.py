@@ -140,12 +140,8 @@ def resolve_config(
 ) -> Resolved:
     """Resolve CONFIG with the flags and the model of --init-from; `--help` prints options and fields and exits.
 
-    Args:
-        parser: The command's parser.
-        options: Its own options.
-        flags: Flags for the fields of the configuration.
-        pretrained: The model of --init-from, a `PretrainedModel`, if it is loaded already.
-        start: Start jax, too. With --init-from it starts in any case, before the flags are read, to load the model.
+    `pretrained` is that model, a `PretrainedModel`, if it is loaded already. jax is started, too: to load the model,
+    else at the end if `start`.
     """
     if {"-h", "--help"} & set(flags):
         from jaxlm.config.presets import describe_preset

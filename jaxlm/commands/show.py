@@ -24,12 +24,13 @@ def main(arguments: list[str]) -> None:
             raise UserError(f"--{name} is {value}; it must be at least {least}.")
     resolved = resolve_config(parser, options, flags)
     from jaxlm.analysis.show import show
+    from jaxlm.objectives.base import Objective
     from jaxlm.runs.folder import RunFolder
     from jaxlm.runs.load import load_model, load_run
     from jaxlm.runs.session import set_up
 
     kind = type(resolved.experiment.objective)
-    if not hasattr(kind, "describe"):
+    if kind.describe is Objective.describe:
         raise UserError(f"{kind.__name__} has no `describe` method; add it to show examples.")
     session, params = set_up(resolved, load_model, RunFolder.read(any_path(options.config))).open_data(), None
     if session.objective.shows_predictions and session.run.newest_step:

@@ -332,7 +332,7 @@ class Experiment:
             raise UserError(
                 "train.best_by and train.patience need held-out data; set --data.held-out, or leave them out."
             )
-        if t.sample_every and not self.objective.can_sample:
+        if t.sample_every and (not self.objective.answer_kind or self.objective.scores_rows):
             raise UserError(
                 "train.sample_every is for pretraining of models that fill masks or write text; leave it at 0 for "
                 f"{type(self.objective).__name__}."

@@ -65,10 +65,9 @@ def _renamed(value: dict[str, Any]) -> dict[str, Any]:
     """Return the values of a class by this version's names: `Contrastive` was once that of text without labels, too."""
     if value.get("type") != "Contrastive" or "positives" not in value:
         return value
-    if value["positives"] == "rows":
-        return {name: item for name, item in value.items() if name not in ("positives", "keep_rate")}
-    of_rows = ("criterion", "negatives", "query_prompt", "passage_prompt")
-    return {name: item for name, item in value.items() if name not in of_rows} | {"type": "SelfContrastive"}
+    of_rows, of_text = ("criterion", "negatives", "query_prompt", "passage_prompt"), ("positives", "keep_rate")
+    name, others = ("Contrastive", of_text) if value["positives"] == "rows" else ("SelfContrastive", of_rows)
+    return {key: item for key, item in value.items() if key not in others} | {"type": name}
 
 
 def flatten(config: Any, keep: Callable[[Setting], bool] = lambda setting: True) -> dict[str, Any]:

@@ -142,8 +142,8 @@ class Objective:
     """Base class of objectives as a preset has them: how a batch becomes an example, and the loss on it.
 
     A subclass is a frozen dataclass whose fields are a `model` (see `jaxlm.models.base`) and rates. It implements
-    `corrupt` and `loss` of `Bound`, and often `row_format` and `check`. `init`, `corrupt` and `loss` are pure and
-    jittable with static shapes. What needs a vocabulary is a method of `Bound`, which `bind` makes.
+    `corrupt` and `loss`, and often `row_format` and `check`. `init`, `corrupt` and `loss` are pure and jittable with
+    static shapes. Only a `Bound` one, which `bind` makes, has what examples and their loss are made with.
     """
 
     command: ClassVar[Literal["pretrain", "finetune"]] = "pretrain"
@@ -186,25 +186,12 @@ class Objective:
         """Patterns of names of parameters that are not trained, as `OptimizerConfig.freeze`."""
         return ()
 
-    @property
-    def can_sample(self) -> bool:
-        """Whether samples of what the model makes of text tell how training goes."""
-        return bool(self.answer_kind)
-
     def vectors(self, length: int | None) -> Vectors | None:
         """Return the settings of the text vectors that are trained, for texts of `length` tokens; None if none are."""
         return None
 
     def needs_text_form(self, model: Any, as_text: bool) -> bool:
-        """Return whether `model`, None for the configured one, learns it as `jaxlm.tasks.text_to_text.TextToText`.
-
-        Args:
-            model: The pretrained model, if any.
-            as_text: Whether the user asks for that form (--as-text).
-
-        Raises:
-            UserError: It has no such form.
-        """
+        """Return whether the pretrained model, if any, learns it as `TextToText`; `as_text` is the user's wish."""
         if as_text:
             raise UserError("--as-text is only for tasks; choose a preset in configs/tasks, or leave it out.")
         return False
@@ -226,10 +213,7 @@ class Objective:
         return dataclasses.replace(self, model=with_options(pretrained, model))
 
     def check(self, vocabulary: Vocabulary, length: int) -> None:
-        """Raise UserError for what is cheap to find before the data is read.
-
-        The vocabulary lacks a special token, or the length (`--data.length`) does not suit the model or the objective.
-        """
+        """Raise UserError if the vocabulary lacks a special token, or the length (`--data.length`) does not suit."""
 
     def row_format(self, length: int) -> RowFormat:
         """Return how the host cuts the data into rows, for sequences of `length` tokens (`--data.length`)."""
@@ -303,34 +287,6 @@ class Objective:
         """Return the parameters of a pretrained model for `merge_pretrained`; by default all."""
         return source.params
 
-
-@dataclasses.dataclass(frozen=True)
-class Bound(Objective):
-    """An objective with a vocabulary and what the data tells: only this one has examples and a loss.
-
-    `Objective.bind` makes it. Its class is that of the objective and this one, so that the methods of the objective
-    find the fields of both.
-    """
-
-    _: dataclasses.KW_ONLY
-    vocabulary: Vocabulary = field(bound=True)
-    """Facts about the tokenizer."""
-    statistics: Any = field(bound=True)
-    """Statistics of the data (`jaxlm.data.base.Statistics`); None without data, as in plans."""
-    constants: Constants = field(bound=True, compare=False)
-    """The arrays of `load_constants` on the host, or their shapes; in a step, its argument."""
-    load: Callable[[str], PretrainedModel] | None = field(bound=True, compare=False)
-    """Opens a run folder or a Transformers folder; None where no rows are made with another model."""
-
-    @property
-    def text_template(self) -> Template:
-        """Template of texts for `jaxlm embed`."""
-        return self.model.text_model.template.for_vocabulary(self.vocabulary)
-
-    def with_constants(self, constants: Constants) -> Self:
-        """Return a copy for a compiled step, to which the constants are an argument."""
-        return dataclasses.replace(self, constants=constants)
-
     def merge_pretrained(self, params: Params, source: PretrainedModel | None) -> Params:
         """Return the parameters of step 0: the fresh ones, replaced by pretrained ones where there are any.
 
@@ -341,13 +297,13 @@ class Bound(Objective):
         """
         return params if source is None else merge_params(params, extend_vocabulary(source.params, params))
 
-    def remarks(self, rows: Any, length: int) -> list[str]:
+    def remarks(self, source: Any, length: int) -> list[str]:
         """Return lines about the opened data for the user, as rows of `length` tokens."""
         return []
 
-    def num_examples(self, rows: Any, length: int) -> int:
+    def num_examples(self, source: Any, length: int) -> int:
         """Return the number of examples of an epoch, here the rows of `length` tokens."""
-        return rows.batches("train", 2, self.row_format(length), 0).num_rows  # two, since some streams need pairs
+        return source.batches("train", 2, self.row_format(length), 0).num_rows  # two, since some streams need pairs
 
     def corrupt(self, key: jax.Array, batch: Batch) -> Example:
         """Return the model's inputs and targets. Rows of padding get weight 0 in the loss."""
@@ -430,6 +386,33 @@ class Bound(Objective):
         """Return the mask of non-padding tokens, for the metric `real_tokens`."""
         mask = example.get("attention_mask")
         return (batch.segment_ids if mask is None else mask) > 0
+
+    @property
+    def text_template(self) -> Template:
+        """Template of texts for `jaxlm embed`."""
+        return self.model.text_model.template.for_vocabulary(self.vocabulary)
+
+
+@dataclasses.dataclass(frozen=True)
+class Bound(Objective):
+    """An objective with a vocabulary and what the data tells, of which there are examples and a loss.
+
+    `Objective.bind` makes it. Its class is that of the objective and this one, so that methods find the fields of both.
+    """
+
+    _: dataclasses.KW_ONLY
+    vocabulary: Vocabulary = field(bound=True)
+    """Facts about the tokenizer."""
+    statistics: Any = field(bound=True)
+    """Statistics of the data (`jaxlm.data.base.Statistics`); None without data, as in plans."""
+    constants: Constants = field(bound=True, compare=False)
+    """The arrays of `load_constants` on the host, or their shapes; in a step, its argument."""
+    load: Callable[[str], PretrainedModel] | None = field(bound=True, compare=False)
+    """Opens a run folder or a Transformers folder; None where no rows are made with another model."""
+
+    def with_constants(self, constants: Constants) -> Self:
+        """Return a copy for a compiled step, to which the constants are an argument."""
+        return dataclasses.replace(self, constants=constants)
 
 
 @functools.cache

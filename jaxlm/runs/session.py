@@ -23,9 +23,6 @@ from jaxlm.training.feed import Feed
 from jaxlm.training.program import Program
 from jaxlm.types import Report
 
-Load = Callable[[str], PretrainedModel]
-"""Opens a run folder or a Transformers folder."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
@@ -47,7 +44,7 @@ class Setup:
     vocabulary: Vocabulary
     constants: Constants
     pretrained: PretrainedModel | None
-    load: Load
+    load: Callable[[str], PretrainedModel]
 
     def without_data(self) -> Session:
         """Return the session of a plan or of an evaluation, which trains on no data."""
@@ -141,9 +138,8 @@ class Session:
 
 
 def set_up(
-    resolved: Resolved, load: Load, run: RunFolder = NO_RUN, report: Report = print,
-    constants_of: Callable[[Objective, Vocabulary], Constants] = lambda objective, vocabulary: (), *,
-    use_stand_in: bool = False,
+    resolved: Resolved, load: Callable[[str], PretrainedModel], run: RunFolder = NO_RUN, report: Report = print,
+    constants_of: Callable[[Objective, Vocabulary], Constants] = lambda *_: (), *, use_stand_in: bool = False,
 ) -> Setup:
     """Open and check what is cheap of a run: the tokenizer, the sizes of the model and the constants.
 

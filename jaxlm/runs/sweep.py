@@ -53,9 +53,9 @@ def fine_tune_all(
 
     Args:
         groups: Trainings by the value of a field; those of a group have different seeds, and a mean result.
-        field: Name of the field, for the result; "" for a single group.
+        field: Name of the field; "" for a single group.
         resamples: Number of resamples for the confidence intervals of a single run.
-        test: File of further rows, on which the first run of the best group is evaluated.
+        test: File of rows on which the first run of the best group is then evaluated.
         remark: A remark about these rows.
         finished: Called with the folder of every finished run, on process 0.
         report: Receives lines about the choice.

@@ -64,7 +64,6 @@ class Task(Objective):
 
     command = "finetune"
     scores_rows = True
-    can_sample = False
     primary_metric = "task_loss"
     longest_text: ClassVar[int] = 16
     """Tokens of the longest answer that a model writes as text."""
@@ -177,11 +176,11 @@ class Task(Objective):
         require_classes(self, labelled, data)
         return self.with_labels(labelled, data.class_names())
 
-    def remarks(self, rows: LabelledSource, length: int) -> list[str]:
-        return row_remarks(self, rows) + rows.cut_remarks(self, length)
+    def remarks(self, source: LabelledSource, length: int) -> list[str]:
+        return row_remarks(self, source) + source.cut_remarks(self, length)
 
-    def num_examples(self, rows: LabelledSource, length: int) -> int:
-        return len(rows.examples("train", self, length))
+    def num_examples(self, source: LabelledSource, length: int) -> int:
+        return len(source.examples("train", self, length))
 
     def label_number(self, record: Record, label: str) -> int:
         """Return the number of a record's label; raise UserError unless training rows have it."""

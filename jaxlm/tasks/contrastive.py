@@ -87,8 +87,8 @@ class Contrastive(InfoNCE):
                                 "pairs, or hard negatives with --objective.negatives.")
         return self
 
-    def num_examples(self, rows: LabelledSource, length: int) -> int:
-        return len(rows.records["train"])
+    def num_examples(self, source: LabelledSource, length: int) -> int:
+        return len(source.records["train"])
 
     def row_format(self, length: int) -> RowFormat:
         return RowFormat(self, length)
@@ -147,12 +147,12 @@ class Contrastive(InfoNCE):
         return {"row": np.arange(rows, dtype=np.int32), "input_ids": ids, "token_type_ids": np.zeros_like(ids),
                 "attention_mask": np.ones_like(ids)} | score
 
-    def remarks(self, rows: LabelledSource, length: int) -> list[str]:
-        most, lines = _most_negatives(rows), rows.cut_remarks(self, length)
-        examples = rows.examples("train", self, length) if self.query_length else []
+    def remarks(self, source: LabelledSource, length: int) -> list[str]:
+        most, lines = _most_negatives(source), source.cut_remarks(self, length)
+        examples = source.examples("train", self, length) if self.query_length else []
         if cut := int(np.sum([np.sum(each.arrays["attention_mask"][0]) >= self.query_length for each in examples])):
             lines.append(f"{cut:,} queries reach --objective.query-length {self.query_length}; longer are cut there")
-        if several := sum(len(_positives(record)) > 1 for record in rows.records["train"]):
+        if several := sum(len(_positives(record)) > 1 for record in source.records["train"]):
             lines.append(f"{several:,} rows have several positives, of which each step draws one (of the first "
                          f"{MOST_POSITIVES})")
         if self.criterion == "info-nce" and most != self.negatives:
@@ -191,9 +191,9 @@ class Contrastive(InfoNCE):
         }
 
 
-def _most_negatives(rows: LabelledSource) -> int:
+def _most_negatives(source: LabelledSource) -> int:
     """Return the largest number of hard negatives of a training row."""
-    return max(len(record.values["negatives"]) for record in rows.records["train"])
+    return max(len(record.values["negatives"]) for record in source.records["train"])
 
 
 def _positives(record: Record) -> list[str]:

@@ -51,13 +51,13 @@ class Rerank(MultipleChoice):
             raise UserError(f"{data.source} has no hard negatives; name their columns with --data.negative-fields.")
         return super().with_labels_of(source, data)
 
-    def remarks(self, rows: LabelledSource, length: int) -> list[str]:
-        sizes = [len(self.texts(record)) for record in rows.records["train"]]
+    def remarks(self, source: LabelledSource, length: int) -> list[str]:
+        sizes = [len(self.texts(record)) for record in source.records["train"]]
         most, mean = max(sizes), np.mean(sizes)
         padded = f"Rows have {mean:.1f} passages on average and are padded to {most}; --objective.negatives reads fewer"
-        several = sum("positives" in record.values for record in rows.records["train"])
+        several = sum("positives" in record.values for record in source.records["train"])
         first = f"{several:,} rows have several positives, of which the first is read"
-        return super().remarks(rows, length) + [padded] * bool(most > 2 * mean) + [first] * bool(several)
+        return super().remarks(source, length) + [padded] * bool(most > 2 * mean) + [first] * bool(several)
 
     def texts(self, record: Record) -> list[tuple[str, ...]]:
         query, positive, negatives = (record.values[name] for name in ("query", "positive", "negatives"))

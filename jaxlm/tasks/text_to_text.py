@@ -117,11 +117,11 @@ class TextToText(Task):
             return super().with_labels_of(source, data)
         return dataclasses.replace(self, kind=self.kind.with_labels_of(source, data))
 
-    def remarks(self, rows: LabelledSource, length: int) -> list[str]:
-        examples = rows.examples("train", self, length)
+    def remarks(self, source: LabelledSource, length: int) -> list[str]:
+        examples = source.examples("train", self, length)
         num_full = sum(np.sum(one.arrays["weights"] > 0) >= self.max_target for one in examples)
         line = f"{num_full:,} of {len(examples):,} answers reach --objective.max-target {self.max_target} and end there"
-        return row_remarks(self.kind or self, rows) + rows.cut_remarks(self, length) + [line] * bool(num_full)
+        return row_remarks(self.kind or self, source) + source.cut_remarks(self, length) + [line] * bool(num_full)
 
     def check(self, vocabulary: Vocabulary, length: int) -> None:
         for name in ("both_orders", "lm_coefficient", "teacher", "threshold"):

@@ -49,50 +49,40 @@ class TrainState(NamedTuple):
 
 
 class Update(NamedTuple):
-    """The update of a run's state and the shapes of that state: what is known of a program before it is compiled."""
+    """What is known of a program before anything is compiled, and can be checked of an objective that is not bound."""
 
     optimizer: optax.GradientTransformation
     schedule: optax.Schedule
-    """Learning rate by the number of updates."""
     frozen_params: tuple[str, ...]
-    """Patterns of names of parameters that are not trained."""
-    average: float
-    """See `OptimizerConfig.average`."""
+    new_state: Callable[[Params], TrainState]
+    """Returns the state of step 0."""
     shapes: TrainState
 
-    @classmethod
-    def of(
-        cls, objective: Objective, train: TrainConfig, optimizer: OptimizerConfig, mesh: Mesh,
-        schedule_span: tuple[int, int] | None = None,
-    ) -> Update:
-        """Return the update of an objective, which need not be bound; see `Program`."""
-        check_batch(train.batch_size, train.accumulate, mesh, objective.row_group)
-        after, steps = schedule_span or (0, train.steps)
-        optimizer, model = optimizer.with_warmup(steps), objective.model
-        frozen_params = (*objective.frozen_params, *optimizer.freeze)
-        transformation = make_optimizer(
-            optimizer, steps, model.input_params, frozen_params, model.decay_above_layers, after
+
+def make_update(
+    objective: Objective, train: TrainConfig, optimizer: OptimizerConfig, mesh: Mesh,
+    schedule_span: tuple[int, int] | None = None,
+) -> Update:
+    """Return the optimizer of an objective and the shapes of its state; see `Program`."""
+    check_batch(train.batch_size, train.accumulate, mesh, objective.row_group)
+    after, steps = schedule_span or (0, train.steps)
+    config, model = optimizer.with_warmup(steps), objective.model
+    frozen_params = (*objective.frozen_params, *config.freeze)
+    optimizer = make_optimizer(config, steps, model.input_params, frozen_params, model.decay_above_layers, after)
+
+    def new_state(params: Params) -> TrainState:
+        memory = objective.initial_memory(train.batch_size)
+        state = TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), memory)
+        return state._replace(average=params) if config.average else state
+
+    shapes: TrainState = jax.eval_shape(lambda key: new_state(objective.init(key)), jax.random.key(0))
+    _check_patterns(config.freeze, shapes.params)
+    if config.name == "muon" and "muon" not in jax.tree.leaves(muon_labels(shapes.params)):
+        raise UserError(
+            f"optimizer.name muon is for the kernels of stacked layers, which {type(model).__name__} has none of; "
+            "choose adamw, or another one."
         )
-        schedule = make_schedule(optimizer, steps, after)
-
-        def state(key: jax.Array) -> TrainState:
-            params, memory = objective.init(key), objective.initial_memory(train.batch_size)
-            return new_state(params, memory, transformation, optimizer.average)
-
-        shapes = jax.eval_shape(state, jax.random.key(0))
-        _check_patterns(optimizer.freeze, shapes.params)
-        if optimizer.name == "muon" and "muon" not in jax.tree.leaves(muon_labels(shapes.params)):
-            raise UserError(
-                f"optimizer.name muon is for the kernels of stacked layers, which {type(model).__name__} has none of; "
-                "choose adamw, or another one."
-            )
-        return cls(transformation, schedule, frozen_params, optimizer.average, shapes)
-
-
-def new_state(params: Params, memory: Memory, optimizer: optax.GradientTransformation, average: float) -> TrainState:
-    """Return the state of step 0."""
-    state = TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), memory)
-    return state._replace(average=params) if average else state
+    return Update(optimizer, make_schedule(config, steps, after), frozen_params, new_state, shapes)
 
 
 def check_program(experiment: Experiment, mesh: Mesh) -> None:
@@ -104,7 +94,7 @@ def check_program(experiment: Experiment, mesh: Mesh) -> None:
         experiment = with_value(experiment, "train.steps", experiment.phases[-1].after + 1)
 
     def shapes(e: Experiment, schedule_span: tuple[int, int] | None = None) -> TrainState:
-        return Update.of(e.objective, e.train, e.optimizer, mesh, schedule_span).shapes
+        return make_update(e.objective, e.train, e.optimizer, mesh, schedule_span).shapes
 
     of_run = shapes(experiment)
     for phase in experiment.phases:
@@ -147,9 +137,9 @@ class Program:
         self.objective, self.mesh, self.train, self._phases = objective, mesh, train, phases
         self._programs: dict[int, Program] = {}
         self._counts_flops = not optimizer.freeze  # a step may leave out the backward pass of frozen layers
-        self.optimizer, self.schedule, self.frozen_params, self.average, self.shapes = Update.of(
-            objective, train, optimizer, mesh, schedule_span
-        )
+        update = make_update(objective, train, optimizer, mesh, schedule_span)
+        self.optimizer, self.schedule, self.frozen_params, self._new_state, self.shapes = update
+        self.average = optimizer.average
         rows_sharded = jax.tree.map(lambda _: batch_sharding(mesh), self.shapes.memory)
         self.shardings: TrainState = shardings(self.shapes, mesh)._replace(memory=rows_sharded)
         self.constants = run.constants if run else jax.tree.map(
@@ -181,9 +171,7 @@ class Program:
         check_batch(e.train.batch_size, e.train.accumulate, self.mesh, e.objective.row_group)
         if not phase.sets("objective.", "optimizer.", "train.accumulate"):
             return self  # jit compiles its step for every shape
-        program = Program(
-            e.objective, e.train, e.optimizer, self.mesh, schedule_span=phase.schedule_span(), run=self
-        )
+        program = Program(e.objective, e.train, e.optimizer, self.mesh, (), phase.schedule_span(), self)
         _require_same_state(phase, program.shapes, self.shapes)
         return program
 
@@ -199,12 +187,7 @@ class Program:
         They are copied, since a step reuses the memory of its state and a student may begin with its teacher's arrays.
         """
         params = jax.device_put(params, self.shardings.params)
-
-        def state(params: Params) -> TrainState:
-            memory = self.objective.initial_memory(self.train.batch_size)
-            return new_state(params, memory, self.optimizer, self.average)
-
-        return jax.jit(state, out_shardings=self.shardings)(params)
+        return jax.jit(self._new_state, out_shardings=self.shardings)(params)
 
     def initial_memory(self) -> Memory:
         """Return the initial recurrence memory of a stream, on its devices."""

@@ -188,8 +188,8 @@ def test_a_teacher_as_torch():
         def pooled(self, *_):
             raise AssertionError
 
-    fields = {f.name: getattr(student, f.name) for f in dataclasses.fields(student)}
-    once = Once(**fields | {"soft_weight": 0.0, "constants": constants})
+    fields = {f.name: getattr(student, f.name) for f in dataclasses.fields(DistilledClassification)}
+    once = Once(**fields | {"soft_weight": 0.0}).bind_unchecked(VOCABULARY, None, constants)
     seen = {}
     jax.eval_shape(lambda p: seen.update(once.loss(p, batch, jax.random.key(0), True)), params)
     assert seen["task_loss"].coefficient == student.hard_weight
@@ -226,7 +226,7 @@ def test_several_labels_are_not_distilled():
 def test_the_rows_of_a_distilbert_have_segments_for_a_bert():
     bert, distilbert = (Classification(model=model) for model in (Bert(), Distilbert()))
     ids = np.arange(150, 154)
-    rows = [task.template.build(VOCABULARY, ids, ids) for task in (bert, distilbert)]
+    rows = [task.template_for(VOCABULARY).build(VOCABULARY, ids, ids) for task in (bert, distilbert)]
     assert rows[0].segments.any() and all(map(np.array_equal, *rows))
 
 
