@@ -17,7 +17,7 @@ from jaxlm.fields import check_ranges, field
 from jaxlm.inference.beam import search
 from jaxlm.keys import Purpose, purpose_key
 from jaxlm.objectives.base import Objective
-from jaxlm.parallel.inference import constraints, fetch, place_batch, run_rows
+from jaxlm.parallel.inference import constraints, fetch, num_row_shards, place_batch, run_rows
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Params
 
@@ -129,11 +129,13 @@ def continuations(
         write = functools.partial(search, objective, s.max_new_tokens, s.beams, decoder_start(objective))
         return _rows(run_rows(write, params, (ids, mask), is_stop, np.float32(s.length_penalty)))
     kind, sampling = make_sampling(s, vocabulary.size, stream)
-    done = np.zeros(len(prompts), bool)
+    done, shards = np.zeros(len(prompts), bool), num_row_shards(params)
+    is_filler = np.arange(-(-len(ids) // shards) * shards) >= len(ids)
     with constraints(params):
         progress = _start(
             objective, s.max_new_tokens, kind, params, place_batch((ids, mask), params), is_stop, sampling
         )
+        progress = progress._replace(done=progress.done | place_batch(is_filler, params))
         for step in range(1, s.max_new_tokens + 1, watch_every if watch else s.max_new_tokens):
             if watch:
                 done |= np.asarray(watch([answer.ids for answer in _rows(_written(progress, len(prompts)))]), bool)

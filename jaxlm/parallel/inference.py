@@ -59,8 +59,10 @@ def place_batch(rows: Any, params: Params) -> Any:
 
 def fetch(tree: Any, count: int) -> Any:
     """Return the first `count` rows of arrays as numpy arrays, on every process."""
-    whole = multihost_utils.process_allgather(tree, tiled=True) if jax.process_count() > 1 else jax.device_get(tree)
-    return jax.tree.map(lambda array: array[:count], whole)
+    def gather(array: jax.Array) -> jax.Array | np.ndarray:
+        return array if array.is_fully_addressable else multihost_utils.process_allgather(array, tiled=True)
+
+    return jax.tree.map(lambda array: array[:count], jax.device_get(jax.tree.map(gather, tree)))
 
 
 def run_rows(function: Callable[..., Any], params: Params, rows: Any, *others: Any) -> Any:

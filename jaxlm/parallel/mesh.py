@@ -72,11 +72,15 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
     return Mesh(arranged, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def make_inference_mesh(trained: MeshConfig, sizes: Mapping[str, int] = {}) -> Mesh:
-    """Return the mesh of a trained model: of the axis sizes given, else that of its training.
+def make_inference_mesh(trained: MeshConfig, sizes: Mapping[str, int] | None) -> Mesh:
+    """Return the mesh of a trained model.
 
-    If that does not fit the devices at hand, all of them shard the parameters.
+    Args:
+        trained: The mesh of its training, for empty sizes; where it does not fit, all devices shard the parameters.
+        sizes: Axis sizes of a mesh over all devices; None for this process's devices, which shard the parameters.
     """
+    if sizes is None:
+        return Mesh(np.reshape(jax.local_devices(), (1, -1, 1)), AXES, axis_types=(AxisType.Auto,) * len(AXES))
     with contextlib.suppress(UserError):
         return make_mesh(MeshConfig(**sizes) if sizes else trained)
     return make_mesh(MeshConfig(**sizes) if sizes else MeshConfig(1, -1, 1))

@@ -35,8 +35,7 @@ def load_model(path: str | os.PathLike[str], mesh: Mapping[str, int] | None = No
 
     Args:
         path: The folder, RUN@STEPS (see `load_run`) or `hf:ORG/NAME[@REVISION]`.
-        mesh: Sizes of the axes that shard the parameters, see `make_inference_mesh`; None for this process's first
-            device.
+        mesh: Axis sizes of the mesh that shards the parameters, see `make_inference_mesh`.
 
     Raises:
         UserError: The folder is neither.
@@ -54,7 +53,7 @@ def load_model(path: str | os.PathLike[str], mesh: Mapping[str, int] | None = No
     folder = local_folder(folder, "Transformers folders")
     imported = (reader_of(folder) or import_folder)(folder)
     # Otherwise every call of a jitted function would copy them.
-    params = shard_params(imported.params, None if mesh is None else make_inference_mesh(MeshConfig(), mesh))
+    params = shard_params(imported.params, make_inference_mesh(MeshConfig(), mesh))
     return dataclasses.replace(imported, params=params, path=str(path))
 
 
@@ -86,7 +85,7 @@ def load_run(path: str | os.PathLike[str], mesh: Mapping[str, int] | None = None
         kept = {step: history[step] for step in checkpoints.steps() if step in history}
         shapes = jax.eval_shape(objective.init, jax.random.key(0))
         best = best_step(kept, t.criterion) if kept else None
-        placement = None if mesh is None else shardings(shapes, make_inference_mesh(experiment.mesh, mesh))
+        placement = shardings(shapes, make_inference_mesh(experiment.mesh, mesh))
         restore = functools.partial(
             checkpoints.restore_params, shapes, placement, average=experiment.optimizer.average > 0
         )
@@ -112,9 +111,12 @@ def load_run(path: str | os.PathLike[str], mesh: Mapping[str, int] | None = None
 
 def _mean(models: Iterable[Params], count: int) -> Params:
     """Return the mean of the parameters of `count` models, computed in float64 on their devices."""
+    total: Params = {}
+    for params in models:  # read before 64 bits are on
+        with jax.enable_x64(True):
+            share = jax.tree.map(lambda leaf: leaf.astype(np.float64) / count, params)
+            total = jax.tree.map(operator.add, total, share) if total else share
     with jax.enable_x64(True):
-        shares = (jax.tree.map(lambda leaf: leaf.astype(np.float64) / count, params) for params in models)
-        total = functools.reduce(lambda one, other: jax.tree.map(operator.add, one, other), shares)
         return jax.tree.map(lambda leaf: leaf.astype(np.float32), total)
 
 

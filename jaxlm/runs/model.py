@@ -65,20 +65,11 @@ class TrainedModel(PretrainedModel):
         normalize: bool | None = None, prompt: str | None = None, role: Role = "", progress: bool = False,
         batch_size: int = BATCH,
     ) -> Float[np.ndarray, "texts width"]:
-        """Return one float32 vector per text; see `jaxlm.inference.embed.embed`.
+        """Return one float32 vector per text; see `jaxlm.inference.embed.embed`, which has the other arguments.
 
         None stands for the setting of a contrastive run or a folder of sentence-transformers; other models have mean
-        pooling and no prompt.
-
-        Args:
-            texts: The texts.
-            pooling: "cls", "mean" or "last".
-            length: Maximum number of tokens, special tokens included; for other models 512.
-            normalize: Scale vectors to Euclidean length 1.
-            prompt: Text before each text.
-            role: "query" or "document", for a model that has prompts for them.
-            progress: Show a progress bar if standard error is a terminal.
-            batch_size: Texts in a batch of a device.
+        pooling, 512 tokens and no prompt. A `prompt` stands before each text; a `role` is "query" or "document", for a
+        model that has prompts for them.
         """
         settings = self.vectors
         if role not in get_args(Role):

@@ -24,10 +24,11 @@ HELD: list[int] = []
 
 
 def held() -> int:
-    """Bytes of all arrays on this process's first device."""
+    """Bytes of all buffers on this process's first device; a shard's `data` is an array of the same buffer."""
     device = jax.local_devices()[0]
-    shards = (shard for array in jax.live_arrays() for shard in array.addressable_shards)
-    return sum(shard.data.nbytes for shard in shards if shard.device == device)
+    shards = [shard.data for array in jax.live_arrays() for shard in array.addressable_shards if shard.device == device]
+    plain = [data for data in shards if not jax.dtypes.issubdtype(data.dtype, jax.dtypes.prng_key)]
+    return sum({data.unsafe_buffer_pointer(): data.nbytes for data in plain}.values())
 
 
 def watch_memory() -> None:

@@ -52,9 +52,10 @@ def check(found: dict, one: dict) -> None:
     assert found["devices"] == 8 and one["devices"] == 1
     split = [shape for shape, part in found["shards"] if np.prod(part) * 8 == np.prod(shape)]
     assert all(shape in split for shape, _ in found["shards"] if len(shape) > 2), found["shards"]
-    # 1/8 of a model and what is too small to be split; three times that with the optimizer's moments.
+    # 1/8 of a model and what is too small to be split. In training, with the optimizer's moments and copies that a save
+    # is writing, six times that; a whole model beside it would be 1.8.
     held = {name: found[name] for name in ("trained", "evaluated", "answered")}
-    assert held["trained"] < 0.7 and held["evaluated"] < 0.3 and held["answered"] < 0.3, held
+    assert held["trained"] < 1.4 and held["evaluated"] < 0.4 and held["answered"] < 0.4, held
     assert one["answered"] >= 1 and one["evaluated"] >= 1
     for name in ("vectors", "masks", "pseudo", "texts", "pairs", "scores"):
         np.testing.assert_allclose(np.array(found[name]), np.array(one[name]), atol=2e-4, err_msg=name)
