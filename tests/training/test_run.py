@@ -53,7 +53,7 @@ def test_what_a_run_leaves_behind(finished):
     assert [line["step"] for line in lines] == [1, 3, 4, 6, 8, 9, 12]
     assert all({"loss", "tokens_per_second", "learning_rate", "grad_norm", "mlm_loss"} <= set(line) for line in lines)
     assert [line["step"] for line in lines if "eval_loss" in line] == [4, 8, 12]
-    assert all("eval_mlm_loss" in line and "eval_nsp_accuracy" in line for line in lines if "eval_loss" in line)
+    assert all("eval_mlm_loss" in line and "eval_mlm_accuracy" in line for line in lines if "eval_loss" in line)
     assert lines[-1]["eval_loss"] < lines[2]["eval_loss"]
 
 
