@@ -120,6 +120,7 @@ def killed(*_, **__):
     raise Killed
 
 
+@pytest.mark.slow
 def test_killed_before_it_has_the_sources_weights_it_never_begins_from_random_ones(
     other, finished, tmp_path, monkeypatch, capsys
 ):
