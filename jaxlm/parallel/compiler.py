@@ -32,7 +32,7 @@ OVERLAP_OPTIONS: dict[str, bool | int] = {
     # after the whole backward pass.
     "xla_jf_crs_combiner_threshold_in_bytes": 2**20,
 }
-"""Further options on v5e, which let all-reduces overlap with compute; configs/RESULTS.md has what they change.
+"""Further options on v5e, which let all-reduces overlap with compute; launch/tables/STUDIES.md has what they change.
 
 The compiler supports the fusion of all-reduces on no other generation: it warns of wrong results and refuses to
 compile, and its older versions ran out of VMEM on v4. Without the fusion nothing overlaps, and smaller all-reduces

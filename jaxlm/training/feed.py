@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from jaxlm.config.experiment import Experiment, Phase
 from jaxlm.data.base import RowFormat, Source
 from jaxlm.data.batches import Batches
-from jaxlm.parallel.hosts import local_rows, place_rows
+from jaxlm.parallel.rows import local_rows, place_rows
 from jaxlm.parallel.rules import batch_sharding
 
 

@@ -47,7 +47,7 @@ def test_the_same_start(eight):
 def test_the_same_batches_also_where_short_rows_come_first(eight):
     assert eight["fed"]["mixed"]["digests"] == eight["fed"]["one"]["digests"]
     assert len(set(eight["fed"]["one"]["digests"])) == 4
-    assert eight["fed"]["mixed"]["parts"] == [[[16, 13], [4, 13]]] * 2 + [[[8, 29], [2, 29]]] * 2
+    assert eight["fed"]["mixed"]["parts"] == [[[16, 14], [4, 14]]] * 2 + [[[8, 30], [2, 30]]] * 2
 
 
 def same_losses(one: list[float], other: list[float]) -> None:

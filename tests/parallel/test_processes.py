@@ -11,8 +11,8 @@ import jax
 import numpy as np
 import pytest
 
-from jaxlm.parallel.hosts import local_rows, place_rows
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
+from jaxlm.parallel.rows import local_rows, place_rows
 from jaxlm.parallel.rules import batch_sharding
 from jaxlm.training.metrics import Totals
 from tests.training.support import Command, metadata, metrics, saved_steps

@@ -19,8 +19,8 @@ from jaxlm.data.text import TextData
 from jaxlm.errors import Stopped
 from jaxlm.models.bert import Bert
 from jaxlm.objectives.masked_lm import MaskedLM
-from jaxlm.parallel.hosts import local_rows, place_rows
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
+from jaxlm.parallel.rows import local_rows, place_rows
 from jaxlm.parallel.rules import batch_sharding
 from jaxlm.runs.pretrain import pretrain
 from jaxlm.runs.resolve import resolve

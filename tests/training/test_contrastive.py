@@ -10,17 +10,15 @@ import numpy as np
 import pytest
 
 from jaxlm.cli import main
-from tests.training.support import metadata, metrics, stopped_after, write_preset
+from tests.training.support import metadata, metrics, stopped_after
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 @pytest.fixture(scope="module")
-def encoder(tmp_path_factory) -> Path:
-    """A run of masked language modelling, with its text."""
-    folder = tmp_path_factory.mktemp("encoder")
-    assert main(["pretrain", str(write_preset(folder)), "--run-dir", str(folder / "run")]) == 0
-    return folder
+def encoder(_finished) -> Path:
+    """Folder of a run of masked language modelling, and of its text."""
+    return _finished.parent
 
 
 @pytest.fixture(scope="module")

@@ -104,7 +104,7 @@ def test_a_run_is_shown_and_exported_and_other_vectors_are_refused(linked, tmp_p
 @pytest.mark.slow  # test_entity_autoencoder.py has what it takes from it
 def test_a_run_begins_with_a_bert(linked, tmp_path, capsys):
     bert, run = write_preset(tmp_path, linked.parent / "text.txt"), tmp_path / "run"
-    text = bert.read_text().replace("num_layers=1", "num_layers=3")
+    text = bert.read_text().replace("num_layers=1", "num_layers=3").replace('"document"', '"next-sentence"')
     bert.write_text(text)
     assert main(["pretrain", str(bert), "--run-dir", str(tmp_path / "bert"), "--train.steps", "1"]) == 0
     flags = ["--run-dir", str(run), "--init-from", str(tmp_path / "bert"), "--train.steps", "1"]

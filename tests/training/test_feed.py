@@ -222,6 +222,7 @@ def test_a_phase_keeps_the_state_and_evaluates_as_the_run_does():
     assert [each.eval_objective.model.activation for each in (first, second, third)] == ["gelu", "gelu", "relu"]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_resumed_twice_is_the_run_in_one_piece(store):
     """At a boundary and inside a phase, bit for bit; test_run.py has the whole command."""
     change = "optimizer.learning_rate=1e-3 optimizer.warmup_steps=1 optimizer.weight_decay=0.5"

@@ -169,7 +169,8 @@ def test_a_teacher_has_only_what_its_folder_holds(finished, tmp_path):
     assert "mlm_head" in load_teacher(str(finished)).params
 
 
-@pytest.mark.parametrize("accumulate", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_teacher_gets_no_gradient_and_stays_as_it_is(experiment, finished, accumulate):
     train = dataclasses.replace(experiment.train, accumulate=accumulate)
     experiment = dataclasses.replace(experiment, train=train)

@@ -120,6 +120,7 @@ def killed(*_, **__):
     raise Killed
 
 
+@pytest.mark.slow
 def test_killed_before_it_has_the_sources_weights_it_never_begins_from_random_ones(
     other, finished, tmp_path, monkeypatch, capsys
 ):
@@ -135,6 +136,7 @@ def test_killed_before_it_has_the_sources_weights_it_never_begins_from_random_on
     assert_same_arrays(first_params(run), load_run(finished).params)
 
 
+@pytest.mark.slow
 def test_a_student_killed_before_its_first_step_keeps_the_sizes_of_its_weights(
     preset, finished, tmp_path, monkeypatch, capsys
 ):
@@ -182,6 +184,7 @@ def test_a_flag_for_what_the_weights_decide_is_refused(other, finished, tmp_path
     assert f"the weights of {finished} were trained with --objective.model.hidden-size 16" in said
 
 
+@pytest.mark.slow
 def test_a_run_that_has_parameters_of_its_own_takes_no_others(preset, finished, tmp_path, capsys):
     run = tmp_path / "copy"
     shutil.copytree(finished, run)
@@ -201,7 +204,7 @@ def test_a_head_that_the_source_lacks_is_initialized(preset, tmp_path, capsys):
     plain, run = tmp_path / "plain", tmp_path / "run"
     flags = ["--train.steps", "2", "--objective.input-format"]
     assert main(["pretrain", str(preset), "--run-dir", str(plain), *flags, "document"]) == 0
-    assert begin(preset, run, plain, "--train.steps", "1") == 0
+    assert begin(preset, run, plain, "--train.steps", "1", "--objective.input-format", "next-sentence") == 0
     theirs, ours = jaxlm.load(str(plain)).params, first_params(run)
     assert set(ours) - set(theirs) == {"pooler", "nsp_head"}
     assert_same_arrays({name: ours[name] for name in theirs}, theirs)

@@ -15,6 +15,7 @@ from tests.training.support import PRESET, metadata, metrics, stopped_after, wri
 def diffusion(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("diffusion")
     text = PRESET.format(text=str(write_text(folder / "text.txt")))
+    text = text.replace('        input_format="document",\n', "")
     text = text.replace("masked_lm", "masked_diffusion").replace("MaskedLM", "MaskedDiffusion")
     path = folder / "tiny.py"
     path.write_text(text)
@@ -46,6 +47,7 @@ def test_a_stop_changes_nothing(run, diffusion, tmp_path):
     assert held_out(tmp_path / "other") == held_out(run)
 
 
+@pytest.mark.slow
 def test_text_from_the_command_line(run, capsys):
     def printed(*arguments: str) -> str:
         assert main([*arguments]) == 0

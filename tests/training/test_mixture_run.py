@@ -42,14 +42,14 @@ def test_the_loss_of_each_source_is_told(whole):
     for line in found:
         overall = 0.7 * line["eval_wiki_mlm_loss"] + 0.3 * line["eval_books_mlm_loss"]
         assert line["eval_mlm_loss"] == pytest.approx(overall, rel=1e-9)
-        assert line["eval_loss"] == pytest.approx(line["eval_mlm_loss"] + line["eval_nsp_loss"], rel=1e-6)
+        assert line["eval_loss"] == pytest.approx(line["eval_mlm_loss"], rel=1e-6)
         assert line["eval_wiki_mlm_loss"] != line["eval_books_mlm_loss"]
 
 
-@pytest.mark.parametrize("pieces", [(5, 12), pytest.param((1, 4, 5, 9, 12), marks=pytest.mark.slow)])
-def test_stopping_anywhere_changes_nothing(pieces, arguments, whole, tmp_path, capsys):
-    """A run in pieces is the run in one piece, bit for bit."""
-    for steps in pieces:
+@pytest.mark.slow
+def test_stopping_anywhere_changes_nothing(arguments, whole, tmp_path, capsys):
+    """A run in five pieces is the run in one piece, bit for bit."""
+    for steps in (1, 4, 5, 9, 12):
         code = stopped_after(steps, ["pretrain", *arguments, "--run-dir", str(tmp_path / "pieces")])
         assert code == (0 if steps == 12 else 143)
     assert metadata(tmp_path / "pieces", 12) == metadata(whole, 12)

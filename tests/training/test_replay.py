@@ -48,6 +48,7 @@ def test_replay_finds_a_flipped_bit(flipped, preset, tmp_path, capsys):
     assert saved_steps(tmp_path / "run") == [4]
 
 
+@pytest.mark.slow
 def test_the_compiler_does_not_merge_the_two_computations():
     """The replayed step executes the matrix products of forward and backward pass twice."""
     steps = Program(OBJECTIVE, TrainConfig(steps=5, batch_size=ROWS, replay_every=1), OptimizerConfig(), MESH)
