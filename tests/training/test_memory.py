@@ -14,11 +14,11 @@ from jaxlm.config.experiment import OptimizerConfig, TrainConfig
 from jaxlm.models.base import Model
 from jaxlm.objectives.base import Objective, Term
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
+from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.training import program as module
 from jaxlm.training.checkpoints import Checkpoints
 from jaxlm.training.loop import evaluate
 from jaxlm.training.program import Program
-from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import TokenBatch
 
 ROWS, LENGTH = 8, 5
