@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from jaxlm.errors import UserError
-from jaxlm.hub import pin
+from jaxlm.hub import PREFIX, pin
 from jaxlm.paths import any_path, in_bucket, is_run_folder, run_path
 
 if TYPE_CHECKING:
@@ -150,6 +150,7 @@ def resolve_config(
     loads_model = options.init_from and pretrained is None
     if loads_model:
         start_jax()
+    if loads_model and options.init_from.startswith(PREFIX):
         _pin_init_from(options)
     from jaxlm.runs.resolve import resolve
 

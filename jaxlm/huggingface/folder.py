@@ -26,7 +26,7 @@ from jaxlm.huggingface.sentence_transformers import write as write_vectors
 from jaxlm.huggingface.table import listed
 from jaxlm.huggingface.weights import INDEX, SINGLE, Weights, write_weights
 from jaxlm.keys import Purpose, purpose_key
-from jaxlm.objectives.base import Objective, PretrainedModel
+from jaxlm.objectives.base import Bound, Objective, PretrainedModel
 from jaxlm.parallel.hosts import log
 from jaxlm.paths import cause, local_folder, read_json, reading, remedy, without_empty_folders
 from jaxlm.tasks.rerank import Rerank
@@ -80,6 +80,8 @@ def export_folder(
             write(temporary, objective, params, tokenizer)
         return out
     family = family_of(objective)
+    if not isinstance(objective, Bound):
+        objective = objective.bind_unchecked(tokenizer.vocabulary)
     models = family.models(objective)
     params = family.export_params(objective, params) if family.export_params else params
     template = _template(objective)

@@ -19,7 +19,7 @@ from jaxlm.fields import marks_of
 from jaxlm.huggingface.family import Family, Head, Source, TransformersModel
 from jaxlm.huggingface.sentence_transformers import CONFIG, reranker_prompt
 from jaxlm.huggingface.table import Table, dense
-from jaxlm.objectives.base import Objective
+from jaxlm.objectives.base import Bound, Objective
 from jaxlm.tasks.base import Task
 from jaxlm.tasks.classification import Classification
 from jaxlm.tasks.rerank import Rerank
@@ -54,7 +54,8 @@ def pretraining_objective(task: Objective) -> Any:
     # The text model of ELECTRA is its discriminator; the size of the generator has no effect.
     names = {f.name for f in dataclasses.fields(model)} & {f.name for f in dataclasses.fields(system.model)}
     whole = system.model(**{name: getattr(model, name) for name in names})
-    return system.objective(model=whole).bind_unchecked(task.vocabulary)
+    objective = system.objective(model=whole)
+    return objective.bind_unchecked(task.vocabulary) if isinstance(task, Bound) else objective
 
 
 def export_family(base: Family, task: Objective) -> Family:

@@ -220,11 +220,7 @@ class Objective:
         return RowFormat("document", length)
 
     def with_labels_of(self, source: Any, data: Any) -> Self:
-        """Return a copy with the labels of the opened data; only a task has any.
-
-        Args:
-            source: The data, a `jaxlm.data.base.Source`.
-            data: Its configuration, a `jaxlm.data.base.Data`.
+        """Return a copy with the labels of the opened data, if it is a task.
 
         Raises:
             UserError: Training cannot use the data, or learn anything from it.
@@ -234,9 +230,7 @@ class Objective:
     def load_constants(self, vocabulary: Vocabulary, load: Callable[[str], PretrainedModel]) -> Constants:
         """Return the arrays that the loss reads and that are neither trained nor saved; () for none.
 
-        Args:
-            vocabulary: Facts about the tokenizer.
-            load: Opens a run folder or a Transformers folder.
+        `load` opens a run folder or a Transformers folder.
         """
         return ()
 

@@ -26,22 +26,14 @@ from jaxlm.types import Report
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """The first stage of a session: what is cheap to open has been checked, and no data has been read.
-
-    Attributes:
-        experiment: The configuration, with the model of the vocabulary.
-        run: State of the run's folder when it was opened; empty for a preset.
-        tokenizer: The tokenizer; None if the vocabulary is a stand-in.
-        vocabulary: Facts about the tokenizer, or the stand-in.
-        constants: Arrays that the loss reads and that are not trained, on the host, or their shapes.
-        pretrained: The model that training begins with, if any.
-        load: Opens other models.
-    """
+    """The first stage of a session: what is cheap has been opened and checked, and no data has been read."""
 
     experiment: Experiment
+    """The configuration, with the model of the vocabulary."""
     run: RunFolder
     tokenizer: Tokenizer | None
     vocabulary: Vocabulary
+    """Facts about the tokenizer; a stand-in if there is none."""
     constants: Constants
     pretrained: PretrainedModel | None
     load: Callable[[str], PretrainedModel]
@@ -53,10 +45,7 @@ class Setup:
     def open_data(self, report: Report = print) -> Session:
         """Open the data, and bind the objective to what it tells: token counts, or the labels of a task.
 
-        Each process tokenizes a share of a text if that is not done yet.
-
-        Args:
-            report: Receives remarks about the data and progress messages.
+        Each process tokenizes a share of a text if that is not done yet. Remarks about the data are reported.
 
         Raises:
             UserError: The data cannot be read or used, or differs between processes.

@@ -45,18 +45,14 @@ class Run:
     """What all steps of a run share."""
 
     program: Program
-    """The jitted steps of all phases."""
     feed: Feed
-    """Its batches."""
     checkpoints: Checkpoints
     metadata: dict[str, Any]
     """What every checkpoint records about the run."""
     writer: MetricsWriter | None
     """Writer of metrics.jsonl; None except on process 0."""
     progress: Progress
-    """Display on standard output."""
     clock: Clock
-    """Its wall time."""
 
 
 def train(

@@ -123,7 +123,7 @@ class Program:
             objective: The objective. Its constants are arrays on the host, or shapes.
             train: Batch size, seed and number of steps.
             optimizer: The optimizer and its schedule.
-            mesh: Devices of the program.
+            mesh: Devices.
             phases: Phases of the run, whose programs `at` returns.
             schedule_span: Number of updates before the schedule, and of its steps; by default it has all `train.steps`.
             run: For a phase, the program of its run: the same constants and, but for the model, the same evaluation.

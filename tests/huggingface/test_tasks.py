@@ -100,7 +100,7 @@ def records(kind) -> list[Record]:
 
 
 def batch_of(task, tokenizer):
-    rows = records(type(task))
+    rows = records(class_of(task))
     source = LabelledSource(tokenizer, {"held_out": rows}, False)
     (batch,) = source.batches("held_out", 3, task.row_format(LENGTH), 0).evaluation(3, 1)
     return batch
@@ -136,7 +136,7 @@ def auto_class(kind):
 
 def compare(task, params, folder, tokenizer) -> None:
     """Compare logits of rows that their side encodes with the folder's own tokenizer."""
-    model, info = auto_class(type(task)).from_pretrained(folder, output_loading_info=True)
+    model, info = auto_class(class_of(task)).from_pretrained(folder, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]
     batch = batch_of(task, tokenizer)
     ours = ours_of(task, params, batch)

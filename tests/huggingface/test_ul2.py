@@ -79,7 +79,7 @@ def test_continued_pretraining_adds_missing_special_tokens(text, tmp_path):
         "--train.batch-size", "4", "--train.tracker", "none",
     ]) == 0
     objective = load_config(run / "config.json").objective
-    assert type(objective) is MixtureOfDenoisers and objective.model.vocab_size == 768
+    assert class_of(objective) is MixtureOfDenoisers and objective.model.vocab_size == 768
     ours = first_params(run)
     np.testing.assert_array_equal(ours["shared"]["embedding"][:640], params["shared"]["embedding"])
     np.testing.assert_array_equal(ours["lm_head"]["kernel"][:, :640], params["lm_head"]["kernel"])

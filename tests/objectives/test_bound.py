@@ -18,6 +18,7 @@ from jaxlm.objectives.entity_autoencoder import EntityAutoencoder
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.systems import TASKS, system_of
 from jaxlm.tokenizers.vocabulary import Vocabulary
+from jaxlm.types import TokenBatch
 
 V = Vocabulary.stand_in(200)
 
@@ -37,7 +38,7 @@ def test_a_bound_objective_is_one_of_its_class_and_of_bound():
 
 def test_what_is_configured_has_no_examples():
     with pytest.raises(AttributeError, match="has no attribute 'vocabulary'"):
-        MaskedLM().corrupt(jax.random.key(0), None)
+        MaskedLM().corrupt(jax.random.key(0), TokenBatch(*np.ones((2, 2, 32), np.int32)))
 
 
 def test_the_configuration_of_a_bound_objective_is_as_configured():

@@ -71,7 +71,7 @@ def test_evaluation_scores_rows_with_a_label(kind, data, text, accuracy, counts,
     """A label that training had not seen counts as a wrong answer."""
     (tmp_path / "x.tsv").write_text(text)
     task = type(kind.__name__, (Canned, kind), {})(labels=("x", "y"))
-    task = dataclasses.replace(task, vocabulary=Vocabulary.stand_in(300))
+    task = task.bind_unchecked(Vocabulary.stand_in(300))
     data = data(dev=str(tmp_path / "x.tsv"), length=16)
     found = evaluate(Evaluation(task, {}, data.open(ByteTokenizer()), data, 4), tmp_path / "out.jsonl")
     assert found["metrics"]["accuracy"] == accuracy and found == found | counts

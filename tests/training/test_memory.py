@@ -14,6 +14,7 @@ from jaxlm.config.experiment import OptimizerConfig, TrainConfig
 from jaxlm.models.base import Model
 from jaxlm.objectives.base import Objective, Term
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
+from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.training import program as module
 from jaxlm.training.checkpoints import Checkpoints
 from jaxlm.training.loop import evaluate
@@ -51,7 +52,7 @@ def program(monkeypatch, num_microbatches: int, **options) -> Program:
     monkeypatch.setattr(module, "make_optimizer", lambda *_: optax.sgd(1e-3))
     train = TrainConfig(steps=10, batch_size=ROWS, accumulate=num_microbatches, **options)
     mesh = make_mesh(MeshConfig(1), jax.devices()[:1])
-    return Program(RunningMean(), train, OptimizerConfig(), mesh)
+    return Program(RunningMean().bind_unchecked(Vocabulary.stand_in(160)), train, OptimizerConfig(), mesh)
 
 
 def batch(step: int) -> TokenBatch:
