@@ -13,9 +13,9 @@ Result:      published, after fine-tuning: FewRel 88.32 F1 (BERT-base 84.89), Op
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
-from jaxlm.data.linked_text import LinkedText
-from jaxlm.models.ernie import Ernie
-from jaxlm.objectives.entity_autoencoder import EntityAutoencoder
+from jaxlm.knowledge.entity_autoencoder import EntityAutoencoder
+from jaxlm.knowledge.ernie import Ernie
+from jaxlm.knowledge.linked_text import LinkedText
 
 experiment = Experiment(
     objective=EntityAutoencoder(model=Ernie.published("base", dtype="bfloat16")),

@@ -10,9 +10,9 @@ Result:      held-out dea_loss 2.702 at step 100, 1.299 at the end; mlm_loss 6.5
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, PhaseConfig, TrainConfig
-from jaxlm.data.linked_text import LinkedText
-from jaxlm.models.ernie import Ernie
-from jaxlm.objectives.entity_autoencoder import EntityAutoencoder
+from jaxlm.knowledge.entity_autoencoder import EntityAutoencoder
+from jaxlm.knowledge.ernie import Ernie
+from jaxlm.knowledge.linked_text import LinkedText
 
 experiment = Experiment(
     objective=EntityAutoencoder(

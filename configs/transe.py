@@ -13,9 +13,9 @@ Result:      none is published of these vectors by themselves
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
-from jaxlm.data.triples import TripleData
-from jaxlm.models.transe import TransE
-from jaxlm.objectives.triple_ranking import TripleRanking
+from jaxlm.knowledge.transe import TransE
+from jaxlm.knowledge.triple_ranking import TripleRanking
+from jaxlm.knowledge.triples import TripleData
 from jaxlm.parallel.mesh import MeshConfig
 
 experiment = Experiment(

@@ -8,9 +8,9 @@ Result:      filtered MRR 0.057 and hits@10 0.141 on ConceptNet-100K's validatio
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
-from jaxlm.data.triples import TripleData
-from jaxlm.models.transe import TransE
-from jaxlm.objectives.triple_ranking import TripleRanking
+from jaxlm.knowledge.transe import TransE
+from jaxlm.knowledge.triple_ranking import TripleRanking
+from jaxlm.knowledge.triples import TripleData
 
 experiment = Experiment(
     objective=TripleRanking(

@@ -7,14 +7,12 @@ same entry, in a module that the package names as an entry point (see jaxlm/YOUR
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxlm.data.linked_text import LinkedText
-from jaxlm.data.schema_graph import GraphSizes
 from jaxlm.data.text import TextData
-from jaxlm.data.triples import TripleData
 from jaxlm.errors import UserError
 from jaxlm.models.albert import Albert
 from jaxlm.models.base import Model
@@ -23,16 +21,13 @@ from jaxlm.models.deberta import Deberta, DebertaV3
 from jaxlm.models.distilbert import Distilbert
 from jaxlm.models.electra import Electra, ElectraEncoder
 from jaxlm.models.elmo import Elmo
-from jaxlm.models.ernie import Ernie
 from jaxlm.models.gpt1 import Gpt1
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.gpt3 import Gpt3
-from jaxlm.models.kagnet import KagNetwork
 from jaxlm.models.modernbert import ModernBert, ModernBertDecoder
 from jaxlm.models.reformer import Reformer
 from jaxlm.models.roberta import Roberta
 from jaxlm.models.t5 import T5
-from jaxlm.models.transe import TransE
 from jaxlm.models.word2vec import Word2Vec
 from jaxlm.models.xlm_roberta import XlmRoberta
 from jaxlm.models.xlnet import Xlnet
@@ -40,7 +35,6 @@ from jaxlm.objectives.base import class_of
 from jaxlm.objectives.bidirectional_lm import BidirectionalLM
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.distillation import Distillation
-from jaxlm.objectives.entity_autoencoder import EntityAutoencoder
 from jaxlm.objectives.layer_distillation import LayerDistillation
 from jaxlm.objectives.masked_diffusion import MaskedDiffusion
 from jaxlm.objectives.masked_lm import MaskedLM
@@ -51,7 +45,6 @@ from jaxlm.objectives.self_contrastive import SelfContrastive
 from jaxlm.objectives.skip_gram import SkipGram
 from jaxlm.objectives.span_boundary import SpanBoundary
 from jaxlm.objectives.span_corruption import SpanCorruption
-from jaxlm.objectives.triple_ranking import TripleRanking
 from jaxlm.parallel.hosts import log
 from jaxlm.parallel.mesh import MeshConfig
 from jaxlm.paths import cause
@@ -59,10 +52,7 @@ from jaxlm.tasks.answers import AnswerRows, Answers
 from jaxlm.tasks.classification import Classification, TextRows
 from jaxlm.tasks.contrastive import Contrastive
 from jaxlm.tasks.distillation import DistilledClassification
-from jaxlm.tasks.entity_typing import EntityTyping, TypingRows
-from jaxlm.tasks.kagnet import KagNet
 from jaxlm.tasks.multiple_choice import ChoiceRows, MultipleChoice
-from jaxlm.tasks.relation import RelationClassification, RelationRows
 from jaxlm.tasks.rerank import Rerank
 from jaxlm.tasks.tagging import Tagging, TagRows
 from jaxlm.tasks.text_groups import TextGroups
@@ -70,6 +60,8 @@ from jaxlm.tasks.text_to_text import PairRows, TextToText
 
 ENTRY_POINTS = "jaxlm.systems"
 """Group of the entry points by which an installed package names the module that registers its classes."""
+KNOWLEDGE = "jaxlm.knowledge.systems"
+"""Module that registers as an installed package does, and which no other room imports by name."""
 
 
 class System(NamedTuple):
@@ -206,6 +198,7 @@ def importable() -> list[System]:
 @functools.cache
 def _load_packages() -> None:
     """Import the modules that installed packages name as entry points; they call `register`."""
+    importlib.import_module(KNOWLEDGE)
     for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
         try:
             entry.load()
@@ -238,18 +231,12 @@ register(
     System(MixtureOfDenoisers, T5, "t5", "span_corruption", export_only=True),
     System(PermutationLM, Xlnet, "xlnet", "permutation_lm"),
     System(SkipGram, Word2Vec, writer="word2vec"),
-    System(TripleRanking, TransE, writer="transe"),
     System(BidirectionalLM, Elmo),
-    System(EntityAutoencoder, Ernie, writer="ernie"),
     TaskSystem(Classification, TextRows, "SequenceClassification", "text-classification"),
     TaskSystem(MultipleChoice, ChoiceRows, "MultipleChoice", "multiple-choice"),
-    TaskSystem(KagNet, ChoiceRows),
     TaskSystem(Answers, AnswerRows, "QuestionAnswering", "question-answering"),
     TaskSystem(Tagging, TagRows, "TokenClassification", "token-classification"),
     TaskSystem(TextToText, PairRows),
-    TaskSystem(EntityTyping, TypingRows),
-    TaskSystem(RelationClassification, RelationRows),
     TaskSystem(Rerank, TextGroups, "SequenceClassification", "text-ranking"),
-    DistilledClassification, Contrastive, SelfContrastive, ElectraEncoder, Model, KagNetwork, GraphSizes,
-    TextData, LinkedText, TripleData, MeshConfig,
+    DistilledClassification, Contrastive, SelfContrastive, ElectraEncoder, Model, TextData, MeshConfig,
 )

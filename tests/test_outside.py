@@ -46,6 +46,7 @@ experiment = Experiment(objective=Mine(power=2.0))
 @pytest.fixture(autouse=True)
 def own_registry(monkeypatch):
     """Nothing that a test registers or imports is left behind."""
+    systems.all_systems()  # those of jaxlm stay
     for name in ("_SYSTEMS", "_TASKS", "_CLASSES"):
         monkeypatch.setattr(systems, name, dict(getattr(systems, name)))
     before = set(sys.modules)
@@ -236,7 +237,8 @@ assert type(again.objective.model).__name__ == "GatedBert"
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=installed, check=True, timeout=600)
     assert "smoothed" in run("finetune", "smoothed.py", "--init-from", "run", "--run-dir", "tuned")
     run("export", "tuned", "tuned_out")
-    assert json.loads((tmp_path / "tuned_out/config.json").read_text())["model_type"] == "gated-bert"
+    config = json.loads((tmp_path / "tuned_out/config.json").read_text())
+    assert (config["model_type"], config["id2label"]) == ("gated-bert", {"0": "a", "1": "b"})
     assert "smoothed" in run("evaluate", "tuned", "--data.source", "rows.jsonl")
     run("embed", "run", "ti mu")
     said = run("show", "run", code=2, env=os.environ | {"PYTHONPATH": root})

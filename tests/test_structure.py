@@ -54,7 +54,7 @@ def test_the_platform_is_asked_for_in_one_place_only():
     allowed = {"jaxlm.models.layers.kernel_choice.choose_kernel"}
     askers = set()
     for name, tree in modules().items():
-        if name.split(".")[1:2] not in (["models"], ["objectives"], ["corruption"], ["training"]):
+        if name.split(".")[1:2] not in (["models"], ["objectives"], ["corruption"], ["knowledge"], ["training"]):
             continue
         remaining = ast.Module([node for node in tree.body if not isinstance(node, (ast.Import, ast.ImportFrom))], [])
         asking = {
@@ -158,6 +158,8 @@ def test_rooms_import_only_rooms_above_them():
     }
     assert ("jaxlm.training.program", "jaxlm.objectives.base") in pairs
     assert not [f"{name} imports {other}" for name, other in pairs if floor[rooms[other]] > floor[rooms[name]]]
+    # The first tenant: it registers itself, and jaxlm would be whole without it.
+    assert {rooms[name] for name, other in pairs if rooms[other] == "knowledge"} == {"knowledge"}
 
 
 def test_only_commands_open_models_by_the_front_door():
@@ -186,7 +188,8 @@ def test_the_costs_of_compiled_steps_stand_below_what_is_measured():
 def test_tasks_import_nothing_of_ours_inside_functions():
     """What they need of higher rooms, such as how a model is opened, is handed in."""
     found = [
-        f"{name}{function}" for name, tree in modules().items() if name.startswith(("jaxlm.tasks.", "jaxlm.inference."))
+        f"{name}{function}" for name, tree in modules().items()
+        if name.startswith(("jaxlm.tasks.", "jaxlm.inference.", "jaxlm.knowledge."))
         for function, node in functions(tree) if list(imports(node))
     ]
     assert not found

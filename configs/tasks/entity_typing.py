@@ -12,7 +12,7 @@ Result:      published ERNIE, Open Entity 2,000 rows: micro precision, recall, F
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
-from jaxlm.tasks.entity_typing import EntityTyping, TypingRows
+from jaxlm.knowledge.entity_typing import EntityTyping, TypingRows
 
 experiment = Experiment(
     objective=EntityTyping(),

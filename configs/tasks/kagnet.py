@@ -2,8 +2,8 @@
 
 Command:     jaxlm finetune configs/tasks/kagnet.py --init-from RUN_OR_HF_DIR --data.source train.jsonl \
                  --data.dev dev.jsonl --objective.graph conceptnet.tsv --objective.vectors VECTORS --run-dir runs/kagnet
-Data:        CommonsenseQA's own JSON lines. `python -m jaxlm.data.concept_graph ASSERTIONS conceptnet.tsv` prepares
-             ConceptNet; VECTORS is what configs/transe_tiny.py exports for it. Needs the extra [knowledge].
+Data:        CommonsenseQA's own JSON lines. `python -m jaxlm.knowledge.concept_graph ASSERTIONS conceptnet.tsv`
+             prepares ConceptNet; VECTORS is what configs/transe_tiny.py exports for it. Needs the extra [knowledge].
 Parameters:  those of the encoder, 696,374 with statement vectors of width 1024, and the tables of the graph
 Recipe:      batches of 50 questions, 15 epochs, margin 0.2, Adam 1e-3; decoupled weight decay where the official code
              has an L2 term, and no AMSGrad. The encoder is frozen, as published; --objective.train-encoder True wants
@@ -11,7 +11,7 @@ Recipe:      batches of 50 questions, 15 epochs, margin 0.2, Adam 1e-3; decouple
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
-from jaxlm.tasks.kagnet import KagNet
+from jaxlm.knowledge.kagnet import KagNet
 from jaxlm.tasks.multiple_choice import ChoiceRows
 
 experiment = Experiment(

@@ -11,7 +11,7 @@ Result:      published ERNIE, FewRel: macro precision, recall, F1 88.49, 88.44, 
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
-from jaxlm.tasks.relation import RelationClassification, RelationRows
+from jaxlm.knowledge.relation import RelationClassification, RelationRows
 
 experiment = Experiment(
     objective=RelationClassification(),

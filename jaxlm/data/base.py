@@ -1,7 +1,7 @@
 """The data contract: `Data`, a frozen configuration, and `Source`, which reads batches.
 
-The kinds are `jaxlm.data.text.TextData` (pretraining text), `jaxlm.data.triples.TripleData` (a knowledge graph) and
-`jaxlm.data.labelled.LabelledData` (rows of a task). This module does not import jax.
+The kinds are `jaxlm.data.text.TextData` (pretraining text), `jaxlm.data.labelled.LabelledData` (rows of a task) and
+`jaxlm.knowledge.triples.TripleData` (a knowledge graph). This module does not import jax.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ import types
 import typing
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TextIO, TypeVar
 
 import typeguard
@@ -352,3 +353,25 @@ def json_object(line: str, place: str) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise UserError(f"{place}: expected a JSON object, found {type(record).__name__}.")
     return record
+
+
+def read_names(folder: str | os.PathLike[str], kind: str) -> tuple[str, ...]:
+    """Read the names of `{kind}2id.txt` in the order of their ids: the entities or the relations of a graph.
+
+    Raises:
+        UserError: The count is wrong, a line is not `name<TAB>id`, ids are out of order, or two names are equal.
+    """
+    path = Path(folder) / f"{kind}2id.txt"
+    lines = read_lines(str(path))
+    _, first = next(lines, ("", ""))
+    if not first.strip().isdecimal():
+        raise UserError(f"{path}, line 1 is {first.strip()[:40]!r}; it must be the number of names that follow.")
+    names: dict[str, None] = {}
+    for place, line in lines:
+        name, _, number = line.rstrip("\r\n").rpartition("\t")
+        if number.strip() != str(len(names)) or name in names:
+            raise UserError(f"{place} is {line.strip()[:40]!r}; it must be a new name, a tab and the id {len(names)}.")
+        names[name] = None
+    if len(names) != int(first):
+        raise UserError(f"{path} promises {int(first):,} names in line 1 and has {len(names):,}; copy it again.")
+    return tuple(names)

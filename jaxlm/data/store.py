@@ -26,7 +26,7 @@ from jaxlm.data.arrays import FlatArray, damaged
 from jaxlm.data.base import RowFormat, Statistics, entropy
 from jaxlm.data.batches import Batches
 from jaxlm.data.fingerprint import Survey
-from jaxlm.data.knowledge_graph import read_names
+from jaxlm.data.readers import read_names
 from jaxlm.data.windows import DocumentWindows, PackedWindows, Split
 from jaxlm.errors import UserError
 from jaxlm.tokenizers.unknown import describe_unknown
@@ -150,7 +150,7 @@ class Store:
         """Return the ids that a knowledge graph has for the entities of this store.
 
         Args:
-            graph: folder of the graph (see `jaxlm.data.knowledge_graph`).
+            graph: folder of the graph, with the names of its entities in entity2id.txt.
 
         Returns:
             int32 [1 + entities]: -1 for no entity, then the id of each, -1 for one that the graph lacks.
@@ -161,7 +161,7 @@ class Store:
         if not self.has_entities:
             raise UserError(
                 f"{self.manifest['source']} was read as text without entities; set the data of the preset to a "
-                "jaxlm.data.linked_text.LinkedText."
+                "jaxlm.knowledge.linked_text.LinkedText."
             )
         if graph not in self._entity_ids:
             names = json.loads((epath.Path(self.folder) / ENTITIES).read_text())

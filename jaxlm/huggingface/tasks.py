@@ -142,11 +142,11 @@ def _config(kind: type[Task], task: Task, head: Head) -> dict[str, Any]:
     config: dict[str, Any] = {"classifier_dropout": task.classifier_dropout, **head.config}
     if v.pad < 0 and template.symbols:  # GPT-1: its class reads the last token before padding
         config["pad_token_id"] = symbol_id(v, template.symbols[0])
-    if kind in (Classification, Tagging, Rerank):
+    if issubclass(kind, (Classification, Tagging, Rerank)):
         names = task.labels or ("LABEL_0",)
         config["id2label"] = {str(number): name for number, name in enumerate(names)}
         config["label2id"] = {name: number for number, name in enumerate(names)}
-    if kind is Classification:
+    if issubclass(kind, Classification):
         config["problem_type"] = PROBLEM_TYPES[task.target]
     if kind is Rerank:
         config |= CROSS_ENCODER

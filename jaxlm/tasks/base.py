@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxlm.corruption.entities import NONE
 from jaxlm.data.base import RowFormat
 from jaxlm.data.labelled import Arrays, EncodedExample, LabelledData, LabelledSource, Record
 from jaxlm.errors import UserError
@@ -77,7 +76,7 @@ class Task(Objective):
     @property
     def padding(self) -> dict[str, int]:
         """Padding value of each array whose last axis is tokens."""
-        others = {"token_type_ids": 0, "attention_mask": 0, "labels": NO_LABEL, "entities": NONE}
+        others = {"token_type_ids": 0, "attention_mask": 0, "labels": NO_LABEL}
         return {"input_ids": max(self.vocabulary.pad, 0)} | others
 
     def encode(self, records: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[EncodedExample]:

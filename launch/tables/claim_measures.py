@@ -57,7 +57,7 @@ def homes(out: Path, seed: int, animals: int) -> dict[str, float]:
 
     A fifth of the animals are only in dev.jsonl. The vectors are random, so that they say nothing of the places.
     """
-    from jaxlm.data.knowledge_graph import Vectors, write_vectors
+    from jaxlm.knowledge.knowledge_graph import Vectors, write_vectors
 
     draw = np.random.default_rng(seed)
     places = ["river", "house", "tree", "road", "shop", "bed", "cave", "field", "lake", "garden", "tower", "bridge"]

@@ -26,13 +26,13 @@ from jaxlm.config.experiment import Experiment, TrainConfig
 from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
 from jaxlm.fields import with_value
+from jaxlm.knowledge.entity_autoencoder import EntityAutoencoder
+from jaxlm.knowledge.ernie import Ernie
 from jaxlm.models.bert import Bert
 from jaxlm.models.electra import Electra
-from jaxlm.models.ernie import Ernie
 from jaxlm.models.reformer import Reformer
 from jaxlm.models.t5 import T5
 from jaxlm.objectives.causal_lm import CausalLM
-from jaxlm.objectives.entity_autoencoder import EntityAutoencoder
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.objectives.replaced_tokens import ReplacedTokens
 from jaxlm.objectives.span_corruption import SpanCorruption

@@ -11,11 +11,12 @@ import optax
 import pytest
 
 from jaxlm.config.experiment import OptimizerConfig, TrainConfig
+from jaxlm.knowledge.entity_autoencoder import EntityAutoencoder
+from jaxlm.knowledge.ernie import Ernie
 from jaxlm.models.albert import Albert
 from jaxlm.models.bert import Bert
 from jaxlm.models.distilbert import Distilbert
 from jaxlm.models.electra import Electra
-from jaxlm.models.ernie import Ernie
 from jaxlm.models.gpt1 import Gpt1
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.gpt3 import Gpt3
@@ -25,7 +26,6 @@ from jaxlm.models.t5 import T5
 from jaxlm.objectives.base import Constants, Objective, PretrainedModel, total_loss
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.distillation import Distillation
-from jaxlm.objectives.entity_autoencoder import EntityAutoencoder
 from jaxlm.objectives.layer_distillation import LayerDistillation
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.objectives.replaced_tokens import ReplacedTokens

@@ -12,9 +12,9 @@ from jaxlm.config.json import to_json
 from jaxlm.data.base import Statistics
 from jaxlm.errors import UserError
 from jaxlm.fields import settings
+from jaxlm.knowledge.entity_autoencoder import EntityAutoencoder
+from jaxlm.knowledge.entity_vectors import ReadsEntities
 from jaxlm.objectives.base import Bound, class_of
-from jaxlm.objectives.entities import ReadsEntities
-from jaxlm.objectives.entity_autoencoder import EntityAutoencoder
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.systems import TASKS, system_of
 from jaxlm.tokenizers.vocabulary import Vocabulary

@@ -21,25 +21,26 @@ import pytest
 
 from jaxlm.config.experiment import OptimizerConfig, TrainConfig
 from jaxlm.data.base import Statistics
+from jaxlm.knowledge.entity_autoencoder import EntityAutoencoder
+from jaxlm.knowledge.ernie import Ernie
+from jaxlm.knowledge.transe import TransE
+from jaxlm.knowledge.triple_ranking import TripleRanking
 from jaxlm.models.albert import Albert
 from jaxlm.models.bert import Bert
 from jaxlm.models.deberta import DebertaV3
 from jaxlm.models.distilbert import Distilbert
 from jaxlm.models.electra import Electra
 from jaxlm.models.elmo import Elmo
-from jaxlm.models.ernie import Ernie
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.modernbert import ModernBert, ModernBertDecoder
 from jaxlm.models.roberta import Roberta
 from jaxlm.models.t5 import T5
-from jaxlm.models.transe import TransE
 from jaxlm.models.word2vec import Word2Vec
 from jaxlm.models.xlnet import Xlnet
 from jaxlm.objectives.base import Constants, Objective
 from jaxlm.objectives.bidirectional_lm import BidirectionalLM
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.distillation import Distillation
-from jaxlm.objectives.entity_autoencoder import EntityAutoencoder
 from jaxlm.objectives.masked_diffusion import MaskedDiffusion
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.objectives.permutation_lm import PermutationLM
@@ -47,7 +48,6 @@ from jaxlm.objectives.replaced_tokens import ReplacedTokens
 from jaxlm.objectives.skip_gram import SkipGram
 from jaxlm.objectives.span_boundary import SpanBoundary
 from jaxlm.objectives.span_corruption import SpanCorruption
-from jaxlm.objectives.triple_ranking import TripleRanking
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.parallel.rules import batch_sharding, shardings
 from jaxlm.tasks.contrastive import Contrastive

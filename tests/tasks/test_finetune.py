@@ -13,10 +13,10 @@ import pytest
 from jaxlm.cli import main
 from jaxlm.data.labelled import LabelledSource, Record
 from jaxlm.data.text import TextData
-from jaxlm.data.triples import TripleData
 from jaxlm.errors import UserError
 from jaxlm.huggingface import import_folder
 from jaxlm.inference.generate import Settings, continuations
+from jaxlm.knowledge.triples import TripleData
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.runs import resolve as resolution
 from jaxlm.runs.load import load_model, load_run

@@ -14,10 +14,11 @@ from jax.experimental import pallas as pl
 
 from jaxlm.data.base import Statistics
 from jaxlm.errors import UserError
+from jaxlm.knowledge.entity_autoencoder import EntityAutoencoder
+from jaxlm.knowledge.ernie import Ernie
 from jaxlm.models.base import Inputs
 from jaxlm.models.bert import Bert
 from jaxlm.models.electra import Electra
-from jaxlm.models.ernie import Ernie
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.layers import attention, kernel_choice, multi_head
 from jaxlm.models.layers.attention import attend
@@ -29,7 +30,6 @@ from jaxlm.models.layers.rotary import rotate
 from jaxlm.models.layers.row_attention import Options
 from jaxlm.models.roberta import Roberta
 from jaxlm.objectives.causal_lm import CausalLM
-from jaxlm.objectives.entity_autoencoder import EntityAutoencoder
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.objectives.replaced_tokens import ReplacedTokens
 from jaxlm.objectives.span_boundary import SpanBoundary

@@ -1,0 +1,1 @@
+from tests.tasks.conftest import models, rows  # noqa: F401 - fixtures
