@@ -401,7 +401,7 @@ def test_one_of_several_positives_is_drawn_each_step(tokenizer, tmp_path):  # no
     assert objective.remarks(source, 16) == [
         "1 rows have several positives, of which each step draws one (of the first 32)"]
     key = jax.random.key(0)
-    assert jax.eval_shape(lambda: objective.loss(objective.init(key), example, key, True))
+    assert jax.eval_shape(lambda example: objective.loss(objective.init(key), example, key, True), example)
     rerank = Rerank(model=BERT).bind(tokenizer.vocabulary, 16)
     assert rerank.remarks(source, 16)[-1] == "1 rows have several positives, of which the first is read"
     (bad,) = rows_of(tmp_path, "b.jsonl", json.dumps({"query": "a", "positive": ["b", "c"], "score": 1}) + "\n",

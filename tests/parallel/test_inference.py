@@ -56,7 +56,7 @@ def check(found: dict, one: dict) -> None:
     # is writing, six times that; a whole model beside it would be 1.8.
     held = {name: found[name] for name in ("trained", "evaluated", "answered")}
     assert held["trained"] < 1.4 and held["evaluated"] < 0.4 and held["answered"] < 0.4, held
-    assert one["answered"] >= 1 and one["evaluated"] >= 1
+    assert one["answered"] > 0.9 and one["evaluated"] > 0.9
     for name in ("vectors", "masks", "pseudo", "texts", "pairs", "scores"):
         np.testing.assert_allclose(np.array(found[name]), np.array(one[name]), atol=2e-4, err_msg=name)
     for name in ("greedy", "sampled", "beams"):
