@@ -14,7 +14,8 @@ from jaxlm.data.base import Data
 from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
 from jaxlm.fields import check_ranges, check_type, check_types, field, settings, with_value
-from jaxlm.objectives.base import Objective, PretrainedModel
+from jaxlm.objectives.base import Objective
+from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.parallel.mesh import MeshConfig
 
 

@@ -11,7 +11,7 @@ from jaxlm import systems
 from jaxlm.errors import UserError
 from jaxlm.huggingface.family import Family
 from jaxlm.huggingface.tasks import export_family, import_family, pretraining_objective
-from jaxlm.objectives.base import PretrainedModel
+from jaxlm.objectives.pretrained import PretrainedModel
 
 
 def family_of(objective: Any) -> Family:

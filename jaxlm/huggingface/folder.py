@@ -26,7 +26,8 @@ from jaxlm.huggingface.sentence_transformers import write as write_vectors
 from jaxlm.huggingface.table import listed
 from jaxlm.huggingface.weights import INDEX, SINGLE, Weights, write_weights
 from jaxlm.keys import Purpose, purpose_key
-from jaxlm.objectives.base import Bound, Objective, PretrainedModel
+from jaxlm.objectives.base import Bound, Objective
+from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.parallel.hosts import log
 from jaxlm.paths import cause, local_folder, read_json, reading, remedy, without_empty_folders
 from jaxlm.tasks.rerank import Rerank

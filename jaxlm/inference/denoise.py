@@ -20,7 +20,7 @@ from jaxlm.inference.fill_mask import masked_row
 from jaxlm.inference.generate import Settings, choose_tokens, make_sampling, pad
 from jaxlm.inference.text import Completion
 from jaxlm.models.base import Inputs
-from jaxlm.objectives.base import PretrainedModel
+from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.parallel.inference import run_rows
 
 

@@ -16,7 +16,8 @@ from rich.progress import track
 from jaxlm.errors import UserError
 from jaxlm.inference.generate import pad
 from jaxlm.models.base import AtEnd, Inputs, Model, text_vectors
-from jaxlm.objectives.base import Objective, PretrainedModel
+from jaxlm.objectives.base import Objective
+from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.parallel.inference import num_row_shards, run_rows
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Params, Pooling

@@ -11,7 +11,8 @@ import numpy as np
 from jaxlm.errors import UserError
 from jaxlm.inference.generate import pad
 from jaxlm.models.base import Inputs
-from jaxlm.objectives.base import Objective, PretrainedModel
+from jaxlm.objectives.base import Objective
+from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.parallel.inference import num_row_shards, run_rows
 from jaxlm.tokenizers.tokenizer import Tokenizer
 

@@ -9,7 +9,8 @@ import numpy as np
 from jaxlm.inference.fill_mask import fill_rows
 from jaxlm.inference.generate import Settings, max_length
 from jaxlm.inference.text import generate_text
-from jaxlm.objectives.base import Objective, PretrainedModel
+from jaxlm.objectives.base import Objective
+from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.types import Params
 

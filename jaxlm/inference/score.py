@@ -19,7 +19,8 @@ from jaxlm.errors import UserError
 from jaxlm.inference.generate import decoder_start, max_length, pad, prepare_prompts
 from jaxlm.models.base import Inputs
 from jaxlm.models.layers.embeddings import logits as vocabulary_logits
-from jaxlm.objectives.base import Objective, PretrainedModel
+from jaxlm.objectives.base import Objective
+from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.parallel.activations import constrain, num_batch_shards
 from jaxlm.parallel.inference import num_row_shards, run_rows
 from jaxlm.tokenizers.tokenizer import Tokenizer

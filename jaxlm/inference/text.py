@@ -9,7 +9,7 @@ from typing import NamedTuple
 from jaxlm.errors import UserError
 from jaxlm.inference.generate import Settings, continuations, max_length
 from jaxlm.inference.score import text_begin
-from jaxlm.objectives.base import PretrainedModel
+from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.tokenizers.tokenizer import Tokenizer
 
 CHECK_EVERY = 8

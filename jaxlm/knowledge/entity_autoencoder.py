@@ -18,9 +18,10 @@ from jaxlm.knowledge.ernie import Ernie
 from jaxlm.models.bert import Bert
 from jaxlm.models.heads import TransformHead
 from jaxlm.models.layers.stack import call
-from jaxlm.objectives.base import Example, Line, PretrainedModel, Terms, require_shares
+from jaxlm.objectives.base import Example, Line, Terms, require_shares
 from jaxlm.objectives.chunked_loss import MASKED_LOGIT, chunked_cross_entropy
 from jaxlm.objectives.masked_lm import MaskedLM
+from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.types import Params, TokenBatch
 
 

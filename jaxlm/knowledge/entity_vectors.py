@@ -19,7 +19,8 @@ from jaxlm.fields import field
 from jaxlm.knowledge.entity_corruption import NONE
 from jaxlm.knowledge.knowledge_graph import read_vectors
 from jaxlm.models.base import Inputs
-from jaxlm.objectives.base import Constants, Example, Objective, PretrainedModel
+from jaxlm.objectives.base import Constants, Example, Objective
+from jaxlm.objectives.pretrained import PretrainedModel
 
 
 @dataclasses.dataclass(frozen=True)

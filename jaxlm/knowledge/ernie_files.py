@@ -14,7 +14,7 @@ from jaxlm.huggingface.table import Entry, Table, dense, norm
 from jaxlm.huggingface.weights import Weights, write_weights
 from jaxlm.knowledge.entity_autoencoder import EntityAutoencoder
 from jaxlm.knowledge.ernie import Ernie
-from jaxlm.objectives.base import PretrainedModel
+from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.paths import reading
 from jaxlm.tokenizers.export import export as export_tokenizer
 from jaxlm.tokenizers.tokenizer import Tokenizer

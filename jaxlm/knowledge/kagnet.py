@@ -21,7 +21,8 @@ from jaxlm.knowledge.concept_graph import open_graph
 from jaxlm.knowledge.grounding import lemmatizer, statement
 from jaxlm.knowledge.kagnet_network import KagNetwork, Scores
 from jaxlm.knowledge.schema_graph import GraphSizes, Knowledge, build_graphs, describe_path, empty
-from jaxlm.objectives.base import Line, PretrainedModel, Term, Terms
+from jaxlm.objectives.base import Line, Term, Terms
+from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.parallel.checksums import checksums, digest
 from jaxlm.tasks.base import Answer
 from jaxlm.tasks.multiple_choice import MultipleChoice

@@ -12,7 +12,7 @@ from jaxlm.knowledge.graph_tokenizer import graph_names, graph_tokenizer
 from jaxlm.knowledge.knowledge_graph import Vectors, read_vectors, write_vectors
 from jaxlm.knowledge.transe import TransE
 from jaxlm.knowledge.triple_ranking import TripleRanking
-from jaxlm.objectives.base import PretrainedModel
+from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.paths import reading
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.types import Params

@@ -15,7 +15,8 @@ from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.base import Inputs, Model, text_vectors
 from jaxlm.models.bert import Bert
-from jaxlm.objectives.base import Example, Line, Objective, PretrainedModel, Term, require_positions, with_options
+from jaxlm.objectives.base import Example, Line, Objective, Term, require_positions, with_options
+from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.parallel.activations import constrain
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Params, Pooling, Vectors

@@ -17,9 +17,10 @@ from jaxlm.models.base import AtEnd, Inputs
 from jaxlm.models.distilbert import Distilbert
 from jaxlm.models.encoder import Encoder
 from jaxlm.models.layers.stack import at_positions
-from jaxlm.objectives.base import Example, Objective, PretrainedModel, Term, Terms
+from jaxlm.objectives.base import Example, Objective, Term, Terms
 from jaxlm.objectives.chunked_loss import chunked_cross_entropy, chunked_divergence
 from jaxlm.objectives.masked_lm import MaskedLM
+from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.objectives.teacher import Mismatch, require_teacher, size_mismatches
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.trees import merge_params

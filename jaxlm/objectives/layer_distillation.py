@@ -17,8 +17,9 @@ from jaxlm.models.bert import Bert
 from jaxlm.models.encoder import Encoder
 from jaxlm.models.heads import LinearHead
 from jaxlm.models.layers.stack import call, stack_flops
-from jaxlm.objectives.base import Example, Line, Objective, PretrainedModel, Term, Terms
+from jaxlm.objectives.base import Example, Line, Objective, Term, Terms
 from jaxlm.objectives.masked_lm import MaskedLM
+from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.objectives.teacher import Mismatch, layer_mismatches, require_teacher
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Params, TokenBatch

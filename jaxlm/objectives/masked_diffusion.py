@@ -15,9 +15,10 @@ from jaxlm.fields import field
 from jaxlm.models.base import Inputs
 from jaxlm.models.bert import Bert
 from jaxlm.models.encoder import Encoder
-from jaxlm.objectives.base import Bound, Example, Line, Objective, PretrainedModel, Term, Terms, require_masking
+from jaxlm.objectives.base import Bound, Example, Line, Objective, Term, Terms, require_masking
 from jaxlm.objectives.chunked_loss import token_losses
 from jaxlm.objectives.masked_lm import document_lines
+from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Params, TokenBatch
 

@@ -24,10 +24,11 @@ from jaxlm.fields import field
 from jaxlm.models.base import Inputs
 from jaxlm.models.bert import Bert
 from jaxlm.models.encoder import Encoder
-from jaxlm.objectives.base import Example, Line, Objective, PretrainedModel, Terms, require_masking, require_shares
+from jaxlm.objectives.base import Example, Line, Objective, Terms, require_masking, require_shares
 from jaxlm.objectives.chunked_loss import token_losses
 from jaxlm.objectives.next_sentence import NEXT_SENTENCE
 from jaxlm.objectives.pair_task import PairTask
+from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.objectives.sentence_order import SENTENCE_ORDER
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Params, TokenBatch

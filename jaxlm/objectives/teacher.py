@@ -11,7 +11,8 @@ import numpy as np
 
 from jaxlm.errors import UserError
 from jaxlm.models.encoder import Encoder
-from jaxlm.objectives.base import Bound, Objective, PretrainedModel
+from jaxlm.objectives.base import Bound, Objective
+from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.tokenizers.vocabulary import Vocabulary
 
 

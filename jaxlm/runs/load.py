@@ -17,7 +17,8 @@ from jaxlm.config.presets import load_config
 from jaxlm.errors import UserError
 from jaxlm.huggingface.families import reader_of
 from jaxlm.huggingface.folder import import_folder
-from jaxlm.objectives.base import Constants, Objective, PretrainedModel
+from jaxlm.objectives.base import Constants, Objective
+from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.parallel.inference import shard_params
 from jaxlm.parallel.mesh import MeshConfig, make_inference_mesh
 from jaxlm.parallel.rules import shardings

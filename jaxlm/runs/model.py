@@ -23,7 +23,7 @@ from jaxlm.inference.fill_mask import fill_mask
 from jaxlm.inference.generate import Settings, max_length
 from jaxlm.inference.score import Pair, Score, encode_pair, score, score_texts
 from jaxlm.inference.text import Completion, generate_text
-from jaxlm.objectives.base import PretrainedModel
+from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.runs.load import load_model
 from jaxlm.tasks.classification import Classification
 from jaxlm.tasks.rerank import Rerank

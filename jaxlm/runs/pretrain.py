@@ -18,7 +18,8 @@ from jaxlm.data.mixture import describe_draws
 from jaxlm.errors import UserError
 from jaxlm.huggingface.table import listed
 from jaxlm.inference.samples import sampler
-from jaxlm.objectives.base import Bound, PretrainedModel
+from jaxlm.objectives.base import Bound
+from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.parallel.hosts import main_first, require_same, require_shared
 from jaxlm.parallel.mesh import check_batch, make_mesh
 from jaxlm.paths import run_path

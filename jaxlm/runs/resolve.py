@@ -17,7 +17,8 @@ from jaxlm.config.flags import override
 from jaxlm.config.presets import load_preset
 from jaxlm.errors import UserError
 from jaxlm.fields import Setting, settings, with_value
-from jaxlm.objectives.base import Objective, PretrainedModel, with_options
+from jaxlm.objectives.base import Objective, with_options
+from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.paths import is_run_folder
 from jaxlm.runs.folder import NO_RUN, RunFolder
 from jaxlm.runs.load import load_model

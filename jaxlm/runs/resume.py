@@ -11,7 +11,8 @@ from jaxlm.config.experiment import Experiment, Resolved
 from jaxlm.config.json import differences, flatten, from_json, to_json
 from jaxlm.errors import UserError
 from jaxlm.fields import Setting, with_value
-from jaxlm.objectives.base import Constants, PretrainedModel
+from jaxlm.objectives.base import Constants
+from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.parallel.checksums import checksums, digest
 from jaxlm.paths import real_path
 from jaxlm.runs.folder import RunFolder, write_json, write_metadata

@@ -14,7 +14,8 @@ from jaxlm.config.experiment import Experiment, Phase, Resolved
 from jaxlm.data.base import Source
 from jaxlm.errors import UserError
 from jaxlm.models.base import Model
-from jaxlm.objectives.base import Bound, Constants, Objective, PretrainedModel
+from jaxlm.objectives.base import Bound, Constants, Objective
+from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.parallel.hosts import main_first, require_same, together
 from jaxlm.runs.folder import NO_RUN, RunFolder
 from jaxlm.tokenizers.tokenizer import Tokenizer

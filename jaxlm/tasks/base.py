@@ -20,7 +20,8 @@ from jaxlm.models.base import FineTuning, Inputs, Model
 from jaxlm.models.layers.activations import ACTIVATIONS
 from jaxlm.models.layers.dropout import dropout
 from jaxlm.models.layers.embeddings import logits
-from jaxlm.objectives.base import Constants, Line, Objective, PretrainedModel, require_positions
+from jaxlm.objectives.base import Constants, Line, Objective, require_positions
+from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.parallel.inference import mesh_of, run_rows, shard_params
 from jaxlm.tasks.metrics import label_order
 from jaxlm.tasks.remarks import require_classes, row_remarks

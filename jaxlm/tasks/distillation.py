@@ -16,8 +16,9 @@ from jaxlm.fields import field
 from jaxlm.models.encoder import Encoder
 from jaxlm.models.heads import LinearHead
 from jaxlm.models.layers.stack import call
-from jaxlm.objectives.base import Bound, PretrainedModel, Term, Terms
+from jaxlm.objectives.base import Bound, Term, Terms
 from jaxlm.objectives.layer_distillation import layer_terms
+from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.objectives.teacher import Mismatch, layer_mismatches, require_fit, text_mismatches
 from jaxlm.tasks.classification import Classification
 from jaxlm.tasks.pooled import flat_inputs

@@ -13,8 +13,9 @@ from jaxtyping import Array, Float
 from jaxlm.data.labelled import Arrays, EncodedExample, LabelledData, LabelledSource, Record
 from jaxlm.errors import UserError
 from jaxlm.fields import field
-from jaxlm.objectives.base import Line, PretrainedModel, Term, Terms
+from jaxlm.objectives.base import Line, Term, Terms
 from jaxlm.objectives.losses import cross_entropy
+from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.tasks.base import Answer, Task
 from jaxlm.tasks.metrics import CUTOFF
 from jaxlm.tasks.multiple_choice import MultipleChoice

@@ -19,8 +19,9 @@ from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.inference.generate import generate
 from jaxlm.models.base import Inputs
-from jaxlm.objectives.base import Line, PretrainedModel, Term, Terms
+from jaxlm.objectives.base import Line, Term, Terms
 from jaxlm.objectives.chunked_loss import chunked_cross_entropy
+from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.tasks import metrics
 from jaxlm.tasks.base import Answer, Task
 from jaxlm.tasks.remarks import row_remarks

@@ -20,7 +20,8 @@ from jaxlm.analysis.plan import Plan, plan
 from jaxlm.analysis.step import open_stand_in
 from jaxlm.cli import main
 from jaxlm.config.presets import load_preset, preset_files
-from jaxlm.objectives.base import Constants, Objective, PretrainedModel
+from jaxlm.objectives.base import Constants, Objective
+from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.tokenizers.vocabulary import Vocabulary
 
 pytestmark = [

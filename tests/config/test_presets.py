@@ -14,7 +14,7 @@ from jaxlm.config.json import to_json
 from jaxlm.config.presets import load_preset, preset_files
 from jaxlm.errors import UserError
 from jaxlm.knowledge.knowledge_graph import Vectors, write_vectors
-from jaxlm.objectives.base import PretrainedModel
+from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.parallel.mesh import make_mesh
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.training.optimizers import make_schedule

@@ -15,7 +15,7 @@ from jaxlm.errors import UserError
 from jaxlm.huggingface import ModelCard, export_folder
 from jaxlm.huggingface.sentence_transformers import read
 from jaxlm.inference.embed import embed
-from jaxlm.objectives.base import PretrainedModel
+from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.runs.load import load_model
 from jaxlm.runs.model import load_trained
 from jaxlm.tasks.contrastive import Contrastive

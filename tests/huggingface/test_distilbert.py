@@ -27,9 +27,10 @@ from jaxlm.models.base import Inputs
 from jaxlm.models.bert import Bert
 from jaxlm.models.distilbert import Distilbert
 from jaxlm.models.layers.stack import unstack
-from jaxlm.objectives.base import PretrainedModel, class_of, total_loss
+from jaxlm.objectives.base import class_of, total_loss
 from jaxlm.objectives.distillation import Distillation
 from jaxlm.objectives.masked_lm import MaskedLM
+from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.runs.load import load_model
 from jaxlm.tokenizers.vocabulary import Vocabulary

@@ -28,7 +28,8 @@ from jaxlm.huggingface.family import Source
 from jaxlm.huggingface.t5 import FIELDS
 from jaxlm.models.base import Inputs
 from jaxlm.models.layers.stack import call
-from jaxlm.objectives.base import PretrainedModel, class_of
+from jaxlm.objectives.base import class_of
+from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.objectives.span_corruption import SpanCorruption
 from jaxlm.tasks.classification import Classification
 from jaxlm.tokenizers.tokenizer import Tokenizer

@@ -13,8 +13,8 @@ from jaxlm.huggingface import ModelCard, export_folder, import_folder
 from jaxlm.inference.fill_mask import fill_mask
 from jaxlm.models.bert import Bert
 from jaxlm.models.modernbert import ModernBert
-from jaxlm.objectives.base import PretrainedModel
 from jaxlm.objectives.masked_diffusion import EVAL_DRAWS, MaskedDiffusion
+from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.types import TokenBatch
 from tests.params import first_fast, random_params
 

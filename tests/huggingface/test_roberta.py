@@ -21,8 +21,8 @@ from jaxlm.huggingface import ModelCard, export_folder, import_folder
 from jaxlm.inference.fill_mask import fill_mask
 from jaxlm.models.base import Inputs
 from jaxlm.models.roberta import Roberta
-from jaxlm.objectives.base import PretrainedModel
 from jaxlm.objectives.masked_lm import MaskedLM
+from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.tokenizers.export import export
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.training import train_tokenizer

@@ -20,7 +20,8 @@ from jaxlm.huggingface import ModelCard, export_folder, import_folder
 from jaxlm.inference.fill_mask import fill_mask
 from jaxlm.models.base import Inputs
 from jaxlm.models.bert import Bert
-from jaxlm.objectives.base import PretrainedModel, total_loss
+from jaxlm.objectives.base import total_loss
+from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.objectives.span_boundary import SpanBoundary
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary

@@ -18,9 +18,10 @@ from jaxlm.errors import UserError
 from jaxlm.huggingface import ModelCard, export_folder, import_folder
 from jaxlm.models.base import Inputs
 from jaxlm.models.bert import Bert
-from jaxlm.objectives.base import PretrainedModel, class_of, total_loss
+from jaxlm.objectives.base import class_of, total_loss
 from jaxlm.objectives.layer_distillation import LayerDistillation
 from jaxlm.objectives.masked_lm import MaskedLM
+from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import TokenBatch
 from tests.huggingface.support import VOCAB, batch, real, save_torch, torch_outputs

@@ -17,9 +17,9 @@ from jaxlm.inference.generate import Settings
 from jaxlm.models.base import Inputs
 from jaxlm.models.bert import Bert
 from jaxlm.models.layers.stack import at_positions
-from jaxlm.objectives.base import PretrainedModel
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.masked_diffusion import MaskedDiffusion
+from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from tests.inference.test_fill_mask import NumberTokenizer
 from tests.params import random_params

@@ -17,9 +17,9 @@ from jaxlm.huggingface.sentence_transformers import read
 from jaxlm.inference.embed import embed
 from jaxlm.models.elmo import Elmo
 from jaxlm.models.word2vec import Word2Vec
-from jaxlm.objectives.base import PretrainedModel
 from jaxlm.objectives.bidirectional_lm import BidirectionalLM
 from jaxlm.objectives.masked_lm import MaskedLM
+from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.objectives.skip_gram import SkipGram
 from jaxlm.types import Vectors
 from tests.huggingface.conftest import tokenizer, vocab_file  # noqa: F401 - fixtures

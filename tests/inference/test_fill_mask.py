@@ -12,9 +12,9 @@ from jaxlm.inference import fill_mask as module
 from jaxlm.inference.fill_mask import fill_mask
 from jaxlm.models.base import Inputs
 from jaxlm.models.bert import Bert
-from jaxlm.objectives.base import PretrainedModel
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.masked_lm import MaskedLM
+from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from tests.params import random_params

@@ -20,7 +20,7 @@ from jaxlm.inference.text import fit_prompts
 from jaxlm.models.bert import Bert
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.t5 import T5
-from jaxlm.objectives.base import PretrainedModel
+from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.objectives.skip_gram import SkipGram
 from jaxlm.tokenizers.export import export
 from jaxlm.tokenizers.tokenizer import Tokenizer

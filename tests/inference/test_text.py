@@ -14,8 +14,8 @@ from jaxlm.inference import text as module
 from jaxlm.inference.generate import Settings
 from jaxlm.inference.text import generate_text, stable_length
 from jaxlm.models.gpt2 import Gpt2
-from jaxlm.objectives.base import PretrainedModel
 from jaxlm.objectives.causal_lm import CausalLM
+from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.runs.load import load_model
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from tests.params import random_params

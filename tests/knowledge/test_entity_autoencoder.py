@@ -20,8 +20,9 @@ from jaxlm.knowledge.entity_autoencoder import EntityAutoencoder
 from jaxlm.knowledge.ernie import Ernie
 from jaxlm.knowledge.knowledge_graph import Vectors, write_vectors
 from jaxlm.models.bert import Bert
-from jaxlm.objectives.base import PretrainedModel, total_loss
+from jaxlm.objectives.base import total_loss
 from jaxlm.objectives.masked_lm import MaskedLM
+from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.runs.load import load_model
 from jaxlm.runs.pretrain import unshared
 from jaxlm.tokenizers.tokenizer import Tokenizer

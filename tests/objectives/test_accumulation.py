@@ -23,11 +23,12 @@ from jaxlm.models.gpt3 import Gpt3
 from jaxlm.models.reformer import Reformer
 from jaxlm.models.roberta import Roberta
 from jaxlm.models.t5 import T5
-from jaxlm.objectives.base import Constants, Objective, PretrainedModel, total_loss
+from jaxlm.objectives.base import Constants, Objective, total_loss
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.distillation import Distillation
 from jaxlm.objectives.layer_distillation import LayerDistillation
 from jaxlm.objectives.masked_lm import MaskedLM
+from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.objectives.replaced_tokens import ReplacedTokens
 from jaxlm.objectives.span_boundary import SpanBoundary
 from jaxlm.objectives.span_corruption import SpanCorruption

@@ -16,7 +16,7 @@ from jaxlm.knowledge.entity_autoencoder import EntityAutoencoder
 from jaxlm.knowledge.entity_vectors import ReadsEntities
 from jaxlm.objectives.base import Bound, class_of
 from jaxlm.objectives.masked_lm import MaskedLM
-from jaxlm.systems import TASKS, system_of
+from jaxlm.systems import all_tasks, system_of
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import TokenBatch
 
@@ -56,7 +56,7 @@ def test_binding_checks():
     assert MaskedLM().bind_unchecked(V).vocabulary is V
 
 
-@pytest.mark.parametrize("kind", [kind for kind, _ in TASKS])
+@pytest.mark.parametrize("kind", [entry.task for entry in all_tasks()])
 def test_symbols_are_known_before_the_vocabulary(kind):
     bound = kind.bind_unchecked(kind(model=MaskedLM().model), V)
     assert bound.symbols == kind(model=MaskedLM().model).symbols

@@ -19,11 +19,12 @@ from jaxlm.models.bert import Bert
 from jaxlm.models.distilbert import Distilbert
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.modernbert import ModernBert
-from jaxlm.objectives.base import PretrainedModel, total_loss
+from jaxlm.objectives.base import total_loss
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.chunked_loss import chunked_divergence
 from jaxlm.objectives.distillation import Distillation
 from jaxlm.objectives.masked_lm import MaskedLM
+from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import TokenBatch
 from tests.params import random_params

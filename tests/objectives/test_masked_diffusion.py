@@ -16,9 +16,10 @@ from jaxlm.data.base import Statistics
 from jaxlm.errors import UserError
 from jaxlm.models.base import Inputs
 from jaxlm.models.bert import Bert
-from jaxlm.objectives.base import Example, PretrainedModel, total_loss
+from jaxlm.objectives.base import Example, total_loss
 from jaxlm.objectives.masked_diffusion import EVAL_DRAWS, MASK_BIAS, MaskedDiffusion
 from jaxlm.objectives.masked_lm import MaskedLM
+from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.training.program import gradients
 from jaxlm.types import TokenBatch

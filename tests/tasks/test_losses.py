@@ -22,8 +22,9 @@ from jaxlm.models.gpt1 import Gpt1
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.roberta import Roberta
 from jaxlm.models.t5 import T5
-from jaxlm.objectives.base import PretrainedModel, total_loss
+from jaxlm.objectives.base import total_loss
 from jaxlm.objectives.masked_lm import MaskedLM
+from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.runs.session import require_model
 from jaxlm.tasks.answers import Answers
 from jaxlm.tasks.classification import Classification

@@ -1,0 +1,53 @@
+"""A model that is read from a run folder or a Transformers folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+
+from jaxlm.tokenizers.extension import Extension
+from jaxlm.tokenizers.tokenizer import Tokenizer
+from jaxlm.trees import with_mean_rows
+from jaxlm.types import FolderSettings, Params
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["params"],
+    meta_fields=["objective", "tokenizer", "fresh", "path", "step", "length", "settings"],
+)
+@dataclasses.dataclass(frozen=True)
+class PretrainedModel:
+    """A model from a run folder or a Transformers folder. As a pytree, its leaves are its parameters."""
+
+    objective: Any
+    """The bound objective that it was trained with; `objective.model` is its configuration."""
+    params: Params
+    """Nested dict of float32 arrays."""
+    tokenizer: Tokenizer | None = None
+    fresh: tuple[str, ...] = ()
+    """Subtrees of parameters that the folder lacks and that were initialized, such as "mlm_head"."""
+    path: str = ""
+    """The folder that it was read from."""
+    step: int = 0
+    """Training step of the run's checkpoint."""
+    length: int | None = None
+    """Tokens of a row in the run's training, or of the longest text of a Transformers folder; None where it is open."""
+    settings: FolderSettings = FolderSettings()
+    """Further settings, those of its training and of the Transformers folder that it began from."""
+
+    def with_words(self, extension: Extension) -> PretrainedModel:
+        """Return the model with the words of an extended vocabulary, each with the mean of its old pieces' rows.
+
+        They take the rows without a token first. A table of a multiple of 64 rows grows to one; further rows are those
+        of padding, which is never predicted.
+        """
+        model, old = self.objective.model, self.tokenizer.vocabulary
+        new = dataclasses.replace(extension.tokenizer.vocabulary, preserve_rows=True)
+        rows = new.rows(model.vocab_size, max(model.vocab_multiple, 1 if model.vocab_size % 64 else 64))
+        unused = [(i if i < model.vocab_size else max(old.pad, 0),) for i in range(new.size, rows)]
+        params = with_mean_rows(self.params, model.vocab_size, old.size, [*extension.pieces, *unused])
+        larger = dataclasses.replace(self.objective, model=dataclasses.replace(model, vocab_size=rows), vocabulary=new)
+        return dataclasses.replace(self, objective=larger, params=params, tokenizer=extension.tokenizer)
