@@ -24,6 +24,7 @@ from jaxlm.models.bert import Bert
 from jaxlm.models.roberta import Roberta
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.tasks.classification import Classification, TextRows
+from jaxlm.tokenizers.vocabulary import Vocabulary
 from tests.training.support import saved_steps, write_text
 
 OUTSIDE = Path(__file__).parent / "outside"
@@ -150,13 +151,14 @@ def test_an_installed_package_is_found_by_its_entry_point(site, monkeypatch):
     systems._load_packages.cache_clear()
     assert "tinylab" not in sys.modules
     value = {"type": "tinylab:Shuffled", "model": {"type": "tinylab:GatedBert"}, "input_format": "document"}
-    objective = from_json(value)
+    objective = from_json(value).bind_unchecked(Vocabulary.stand_in(99))
     assert to_json(objective)["model"]["type"] == "tinylab:GatedBert"
     from jaxlm.huggingface.families import family_named, family_of
 
     assert family_of(objective).models(objective)[0].architecture == "GatedBertForMaskedLM"
     assert family_named("gated-bert", "here").model_type == "gated-bert"
     task = from_json({"type": "tinylab:Smoothed", "labels": ["a", "b"], "model": value["model"]})
+    task = task.bind_unchecked(objective.vocabulary)
     assert family_of(task).models(task)[0].architecture == "GatedBertForSequenceClassification"
     assert systems.task_of(task).rows.text_field == "review"
     assert systems.task_of(Classification()).rows is TextRows

@@ -27,6 +27,8 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"--shard is {options.shard}; give I/N with I from 0 to N - 1, such as 0/4.")
     resolved = resolve_config(parser, options, flags, start=False)
     from jaxlm.runs.folder import RunFolder
+    from jaxlm.runs.load import load_model
+    from jaxlm.runs.session import set_up
 
     data, tokenizer = resolved.experiment.data, set_up(resolved, load_model, RunFolder.read(options.config)).tokenizer
     if options.shard:

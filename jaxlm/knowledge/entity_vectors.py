@@ -21,6 +21,7 @@ from jaxlm.knowledge.knowledge_graph import read_vectors
 from jaxlm.models.base import Inputs
 from jaxlm.objectives.base import Constants, Example, Objective
 from jaxlm.objectives.pretrained import PretrainedModel
+from jaxlm.tokenizers.vocabulary import Vocabulary
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxlm.data.labelled import Arrays, EncodedExample, LabelledSource, Record
+from jaxlm.data.labelled import Arrays, EncodedExample, LabelledData, LabelledSource, Record
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.inference.generate import generate

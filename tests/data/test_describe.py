@@ -69,7 +69,7 @@ def test_what_is_spelt_in_bytes_is_counted(kind, tmp_path):
     english = train_tokenizer([text[20:] for text in texts], tmp_path / "t", kind=kind, vocab_size=480)
     lines, store = [], store_of(tmp_path / "store", texts)
     for tokenizer in (english, None):
-        tokenizer = tokenizer or train_tokenizer(texts, tmp_path / "u", kind=kind, vocab_size=size)
+        tokenizer = tokenizer or train_tokenizer(texts, tmp_path / "u", kind=kind, vocab_size=size)  # noqa: F821
         lines.append([line for line in describe_text(store, tokenizer, texts) if line.startswith("The vocabulary")])
         size = int(re.search("vocab-size ([0-9]+)", lines[0][1])[1])
     share = 1000 / sum(map(len, texts))

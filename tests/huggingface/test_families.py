@@ -17,6 +17,7 @@ from jaxlm.models.gpt3 import Gpt3
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.systems import System, all_systems, importable
 from jaxlm.tasks.classification import Classification
+from jaxlm.tokenizers.vocabulary import Vocabulary
 
 SYSTEMS = all_systems()
 EXPORTED = [system for system in SYSTEMS if system.family]
@@ -25,7 +26,8 @@ EXPORTED = [system for system in SYSTEMS if system.family]
 def objective_of(system):
     """Return the objective at its default size, without bands, which have no class."""
     changes = dict(two_segments=False) if system.model is DebertaV3 else {}
-    return system.objective(model=system.model(**(dict(band=0) if system.model is Gpt3 else {})), **changes)
+    objective = system.objective(model=system.model(**(dict(band=0) if system.model is Gpt3 else {})), **changes)
+    return objective.bind_unchecked(Vocabulary.stand_in(objective.model.vocab_size))
 
 
 @pytest.mark.parametrize("system", EXPORTED, ids=[system.family for system in EXPORTED])
@@ -67,7 +69,8 @@ def test_one_family_of_each_model_and_model_type_is_imported():
 @pytest.mark.parametrize("order", [SYSTEMS, SYSTEMS[::-1]], ids=["forward", "backward"])
 def test_the_order_of_the_systems_decides_nothing(order, monkeypatch):
     """A new objective without a family in front of the others changes nothing either."""
-    task, model_types = Classification(model=Bert(), labels=("a", "b")), ("bert", "distilbert", "gpt2")
+    task = Classification(model=Bert(), labels=("a", "b")).bind_unchecked(Vocabulary.stand_in(99))
+    model_types = ("bert", "distilbert", "gpt2")
     imported = [family_named(name, "here") for name in model_types]
     monkeypatch.setattr(systems, "_SYSTEMS", {})
     systems.register(System(CausalLM, Bert), System(CausalLM, Elmo), *order)

@@ -128,6 +128,6 @@ def test_unsupported_configurations_are_refused(key, value, tmp_path, tokenizer)
 @pytest.mark.parametrize("changes", [dict(intermediate_size=100), dict(activation="gelu")])
 def test_models_that_their_class_cannot_hold_are_refused(changes, tmp_path, tokenizer):
     model = Gpt1(hidden_size=32, num_layers=1, num_heads=2, intermediate_size=128, vocab_size=tokenizer.vocabulary.size)
-    objective = CausalLM(model=dataclasses.replace(model, **changes), vocabulary=tokenizer.vocabulary)
+    objective = CausalLM(model=dataclasses.replace(model, **changes)).bind_unchecked(tokenizer.vocabulary)
     with pytest.raises(UserError, match="four times as wide"):
         export_folder(tmp_path / "out", objective, {}, tokenizer, ModelCard())

@@ -53,8 +53,8 @@ def test_rules(path, shape, spec):
 def test_every_rule_is_the_first_to_match_some_parameter():
     """Of some family, or of its optimizer's state; the last rule takes all."""
     from jaxlm.config.experiment import OptimizerConfig
-    from jaxlm.objectives.contrastive import Contrastive
     from jaxlm.systems import all_systems
+    from jaxlm.tasks.contrastive import Contrastive
     from jaxlm.tokenizers.vocabulary import Vocabulary
     from jaxlm.training.optimizers import make_optimizer
 

@@ -123,7 +123,7 @@ def test_refusals(encoder, pairs, tmp_path, capsys):
     own = "jaxlm.objectives.self_contrastive import SelfContrastive as Contrastive"
     (tmp_path / "text.py").write_text(text.replace("jaxlm.tasks.contrastive import Contrastive", own))
     flags = ["--init-from", str(encoder / "run"), "--data.source", str(pairs), "--run-dir", str(tmp_path / "y")]
-    assert main(["pretrain", str(tmp_path / "text.py"), *flags]) == 2
+    assert main(["pretrain", str(tmp_path / "text.py"), *flags, "--data.length", "32"]) == 2
     assert "reads text without labels; rows of texts are for contrastive_tiny" in capsys.readouterr().err
     assert main(["pretrain", str(CONFIGS / "contrastive_tiny.py"), "--data.source", str(pairs)]) == 2
     assert "--init-from RUN_OR_HF_DIR" in capsys.readouterr().err

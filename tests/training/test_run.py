@@ -245,6 +245,7 @@ def test_the_last_good_checkpoint_is_named(preset, tmp_path, capsys, monkeypatch
                 terms["grad_norm"] = terms["grad_norm"]._replace(total=jax.numpy.inf)
             return state, terms
 
+        broken.trace = step.trace
         return broken
 
     monkeypatch.setattr(program, "make_train_step", breaking)

@@ -61,7 +61,7 @@ def attend_in_chunks(
     key: Float[Array, "batch heads n head_dim"],
     value: Float[Array, "batch heads n head_dim"],
     positions: Int[Array, "#batch #heads n"],
-    segments: Int[Array, "batch #heads n"],
+    segments: Int[Array, "batch #heads n"],  # noqa: F821
     num_chunks: int,
     *,
     previous: Int[Array, "batch chunks"] | None = None,
