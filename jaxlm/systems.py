@@ -103,12 +103,16 @@ def register(*entries: System | TaskSystem | type) -> None:
     """Add systems, tasks and other classes of configurations.
 
     Raises:
-        UserError: Two modules of a package, or two presets of one file name, have a class of the same name.
+        UserError: A class with fields is no dataclass. Two modules of a package, or two presets of one file name, have
+            a class of the same name.
     """
     for entry in entries:
         classes = entry[:2] if isinstance(entry, tuple) else (entry,)
         for cls in classes:
-            name = type_name(cls)
+            name, own = type_name(cls), vars(cls).get("__annotations__", {}).values()
+            if "__dataclass_fields__" not in vars(cls) and any("ClassVar" not in str(kind) for kind in own):
+                raise UserError(f"{cls.__name__} has fields and is no dataclass; put "
+                                "@dataclasses.dataclass(frozen=True) before it.")
             # The class of the same module is replaced: a preset or a notebook's cell may have been edited.
             if (other := _CLASSES.get(name, cls).__module__) != cls.__module__:
                 raise UserError(f"{cls.__name__} is a class of {other} and of {cls.__module__}; rename one of them.")
@@ -124,6 +128,11 @@ def type_name(cls: type) -> str:
     module = cls.__module__  # of a preset it is the path of the file
     origin = Path(module).name if module.endswith(".py") else module.partition(".")[0]
     return cls.__name__ if origin == "jaxlm" else f"{origin}:{cls.__name__}"
+
+
+def is_foreign(cls: type) -> bool:
+    """Return whether a class is not jaxlm's own."""
+    return ":" in type_name(cls)
 
 
 def find_class(name: str, where: str) -> type:
@@ -167,7 +176,7 @@ def system_of(objective: Any, model: Any = None) -> System | None:
     _load_packages()
     model = type(objective.model if model is None else model)
     for cls in class_of(objective).__mro__:
-        if (found := _SYSTEMS.get((cls, model))) or ":" not in type_name(cls):
+        if (found := _SYSTEMS.get((cls, model))) or not is_foreign(cls):
             return found
     return None
 

@@ -12,19 +12,27 @@ import sys
 import time
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 
 import jaxlm
 from jaxlm import systems
 from jaxlm.cli import main
+from jaxlm.config.experiment import OptimizerConfig, TrainConfig
 from jaxlm.config.json import flatten, from_json, to_json
 from jaxlm.config.presets import load_preset
 from jaxlm.errors import UserError
 from jaxlm.models.bert import Bert
 from jaxlm.models.roberta import Roberta
 from jaxlm.objectives.masked_lm import MaskedLM
+from jaxlm.parallel.mesh import MeshConfig, make_mesh
+from jaxlm.runs.load import load_run
+from jaxlm.runs.resolve import resolve
 from jaxlm.tasks.classification import Classification, TextRows
 from jaxlm.tokenizers.vocabulary import Vocabulary
+from jaxlm.training.program import Program
+from jaxlm.types import TokenBatch
 from tests.training.support import saved_steps, write_text
 
 OUTSIDE = Path(__file__).parent / "outside"
@@ -94,6 +102,53 @@ def test_a_run_needs_the_file_of_its_preset(tmp_path, monkeypatch):
     load_preset(written(tmp_path / "third.py"))
     with pytest.raises(UserError, match=r"names the class Mine of the preset mine\.py"):  # one of two that it may be
         from_json(value)
+
+
+def test_mistakes_in_a_class_are_found(tmp_path):
+    plain = OWN.replace("@dataclasses.dataclass(frozen=True)", "").replace("power=2.0", "")
+    with pytest.raises(UserError, match=r"Mine has fields and is no dataclass; put @dataclasses\.dataclass"):
+        load_preset(written(tmp_path / "mine.py", plain))
+    sizes = OWN.replace("power: float = 1.0", "sizes: object = None").replace("power=2.0", "sizes=[1]")
+    with pytest.raises(UserError, match=r"\[1\] is a list, which config\.json cannot keep"):
+        to_json(load_preset(written(tmp_path / "mine.py", sizes)))
+
+
+def test_a_model_of_ones_own_begins_from_the_weights_of_its_base(tmp_path, finished):
+    """What it adds begins fresh; a term with the name of the sum is refused."""
+    text = """
+import dataclasses
+import jax.numpy as jnp
+from jaxlm.config.experiment import Experiment
+from jaxlm.models.bert import Bert
+from jaxlm.objectives.base import Term
+from jaxlm.objectives.masked_lm import MaskedLM
+
+@dataclasses.dataclass(frozen=True)
+class Scaled(Bert):
+    def init(self, key):
+        return super().init(key) | {"scale": jnp.ones(3)}
+
+@dataclasses.dataclass(frozen=True)
+class Mine(MaskedLM):
+    def loss(self, *arguments):
+        return super().loss(*arguments) | {"loss": Term.of(1.0, 1.0, 1.0)}
+
+experiment = Experiment(objective=Mine(model=Scaled(), input_format="document"))
+"""
+    source = load_run(finished)
+    resolved = resolve(written(tmp_path / "mine.py", text), [], init_from=str(finished))
+    objective, base = resolved.experiment.objective, source.objective.model
+    assert type(objective.model).__name__ == "Scaled" and objective.model.hidden_size == base.hidden_size
+    bound = objective.bind(source.objective.vocabulary, 32)
+    fresh = jax.eval_shape(bound.init, jax.random.key(0))
+    merged = bound.merge_pretrained(jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), fresh), source)
+    assert merged["scale"].shape == (3,)
+    np.testing.assert_array_equal(merged["embeddings"]["norm"]["bias"], source.params["embeddings"]["norm"]["bias"])
+    t = TrainConfig(steps=2, batch_size=8)
+    program = Program(bound, t, OptimizerConfig(warmup_steps=0), make_mesh(MeshConfig(), jax.devices()[:1]))
+    batch = TokenBatch(*[jax.ShapeDtypeStruct((8, 32), np.int32)] * 2)
+    with pytest.raises(UserError, match="Mine has a term 'loss', which training has of its own"):
+        program.lower(batch)
 
 
 def test_two_classes_of_one_name_are_refused(tmp_path):

@@ -17,7 +17,11 @@ register(Experiment, OptimizerConfig, PhaseConfig, TrainConfig)
 
 
 def to_json(value: Any) -> Any:
-    """Return a configuration as plain JSON values; "type" holds the `type_name` of a dataclass."""
+    """Return a configuration as plain JSON values; "type" holds the `type_name` of a dataclass.
+
+    Raises:
+        UserError: `from_json` could not read a value.
+    """
     if dataclasses.is_dataclass(value):
         cls = class_of(value)
         if not is_registered(cls):
@@ -25,8 +29,11 @@ def to_json(value: Any) -> Any:
                             "jaxlm.systems.register.")
         kept = [f.name for f in dataclasses.fields(value) if not marks_of(f) & {"bound", "path"}]
         return {"type": type_name(cls)} | {name: to_json(getattr(value, name)) for name in kept}
-    if isinstance(value, (tuple, list)):
+    if isinstance(value, tuple):
         return [to_json(item) for item in value]
+    if value is not None and not isinstance(value, (bool, int, float, str)):
+        raise UserError(f"{str(value)[:60]} is a {type(value).__name__}, which config.json cannot keep; "
+                        "configurations hold numbers, texts, tuples and frozen dataclasses.")
     return value
 
 

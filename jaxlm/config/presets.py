@@ -20,7 +20,7 @@ from jaxlm.config.json import from_json
 from jaxlm.errors import UserError
 from jaxlm.fields import check_types, settings
 from jaxlm.paths import any_path, is_run_folder, reading, refuse_links
-from jaxlm.systems import register, type_name
+from jaxlm.systems import is_foreign, register
 
 PRESETS = Path(__file__).parents[1] / "presets"
 """Folder of the presets that are installed with jaxlm; in a checkout it is a link to configs/."""
@@ -69,7 +69,7 @@ def run_preset(path: str) -> types.ModuleType:
         found = [value for value in vars(module).values() if isinstance(value, type)]
         if isinstance(experiment := getattr(module, "experiment", None), Experiment):
             found += [type(setting.value) for setting in settings(experiment)]
-        register(*(cls for cls in found if dataclasses.is_dataclass(cls) and ":" in type_name(cls)))
+        register(*(cls for cls in found if dataclasses.is_dataclass(cls) and is_foreign(cls)))
     except BaseException as error:
         del sys.modules[name]
         if isinstance(error, UserError) or not isinstance(error, Exception):

@@ -45,16 +45,24 @@ class Encoder:
         return ModelMeta.create_empty({"name": name, "revision": digest(facts)[:16]})
 
     def encode(
-        self, inputs: Any, *, batch_size: int = BATCH, prompt: str | None = None, prompt_type: Any = None,
-        truncate_dim: int | None = None, precision: str | None = None, convert_to_tensor: bool = False, **_: Any,
+        self, inputs: Any, *, batch_size: int = BATCH, prompt: str | None = None, prompt_name: str | None = None,
+        prompt_type: Any = None, truncate_dim: int | None = None, precision: str | None = None,
+        normalize_embeddings: bool = False, convert_to_tensor: bool = False, **_: Any,
     ) -> Any:
         """Return the vectors of texts, or of batches of mteb's loader, as an array or a tensor of PyTorch."""
+        prompts = dict(self.model.vectors.prompts)
+        if prompt is None and prompt_name is not None:
+            if prompt_name not in prompts:
+                raise UserError(f"{self.model.path} has no prompt {prompt_name!r}; it has {sorted(prompts)}.")
+            prompt = prompts[prompt_name]
         if precision not in (None, "float32"):
             raise UserError(f"vectors are float32; leave out the precision {precision}.")
         is_loader = hasattr(inputs, "dataset")
-        texts = [text for batch in inputs for text in batch["text"]] if is_loader else list(inputs)
+        texts = [text for batch in inputs for text in batch["text"]] if is_loader else inputs
         role = str(getattr(prompt_type, "value", prompt_type or ""))
-        found = self.model.encode(texts, prompt=prompt, role=role, batch_size=batch_size)[:, :truncate_dim]
+        normalize = normalize_embeddings or None
+        found = self.model.encode(texts, normalize=normalize, prompt=prompt, role=role, batch_size=batch_size)
+        found = found[:, :truncate_dim]
         return self._to_tensor(found) if convert_to_tensor else found
 
     encode_query = functools.partialmethod(encode, prompt_type="query")

@@ -12,6 +12,7 @@ from jaxlm.errors import UserError
 from jaxlm.huggingface.family import Family
 from jaxlm.huggingface.tasks import export_family, import_family, pretraining_objective
 from jaxlm.objectives.pretrained import PretrainedModel
+from jaxlm.parallel.hosts import log
 
 
 def family_of(objective: Any) -> Family:
@@ -26,7 +27,7 @@ def family_of(objective: Any) -> Family:
     if system is None or not system.family:
         raise UserError(
             f"{type(objective).__name__} with the model {type(objective.model).__name__} has no class in Transformers, "
-            "so it cannot be exported."
+            "so it cannot be exported; jaxlm/YOUR_OWN.md says how a package names one."
         )
     return _families(system)[0]
 
@@ -69,7 +70,13 @@ def _families(system: systems.System) -> tuple[Family, ...]:
     """Return the family of a system, which exports, and those that are only imported."""
     if isinstance(system.family, Family):
         return (system.family,)
-    module = _module(system.family)
+    try:
+        module = _module(system.family)
+    except ImportError as error:
+        if "." not in system.family:
+            raise
+        log(f"The family {system.family} is left out, since it cannot be imported: {error}.")
+        return ()
     return (module.FAMILY, *getattr(module, "IMPORT_ONLY", ()))
 
 

@@ -23,7 +23,7 @@ from jaxlm.paths import is_run_folder
 from jaxlm.runs.folder import NO_RUN, RunFolder
 from jaxlm.runs.load import load_model
 from jaxlm.runs.session import set_up
-from jaxlm.systems import system_of, task_of
+from jaxlm.systems import is_foreign, system_of, task_of
 from jaxlm.tasks.base import Task
 from jaxlm.tasks.evaluate import Evaluation
 from jaxlm.tasks.text_to_text import TextToText
@@ -119,6 +119,13 @@ def _objective_of(experiment: Experiment, pretrained: PretrainedModel | None, as
         max_target = min(longest, experiment.data.length // 2) if as_text else longest
         objective = TextToText(kind=objective, max_target=max_target)
     elif model is not None and system_of(objective, model):
+        if is_foreign(type(objective.model)) and isinstance(objective.model, type(model)):
+            # A class of one's own on the pretrained model's keeps what it adds, with fresh parameters.
+            sizes = {item.name: getattr(model, item.name) for item in dataclasses.fields(model)}
+            model = dataclasses.replace(objective.model, **sizes)
+            pretrained = dataclasses.replace(
+                pretrained, objective=dataclasses.replace(pretrained.objective, model=model)
+            )
         # It may be of another family than the preset's; `with_pretrained_model` refuses those not registered.
         objective = dataclasses.replace(objective, model=with_options(model, objective.model))
     return objective if pretrained is None else objective.with_pretrained_model(pretrained)

@@ -132,18 +132,14 @@ def schedule_remarks(run: RunFolder, experiment: Experiment) -> list[str]:
         return remarks
     for phase in experiment.phases:
         _, steps = phase.schedule_span()
-        warmup = phase.experiment.optimizer.with_warmup(steps).warmup_steps
-        if phase.after < t.steps and phase.has_schedule and warmup >= steps:
+        optimizer = phase.experiment.optimizer.with_warmup(steps)
+        if phase.after < t.steps and optimizer.warmup_steps >= steps and optimizer.schedule != "inverse-sqrt":
+            of, it = (f" of phase {phase.number}", "it") if phase.has_schedule else ("", "this run")
             remarks.append(
-                f"The learning rate of phase {phase.number} rises over {warmup:,} steps and it has {steps:,}; if that "
-                "is not meant, set optimizer.warmup_steps in it"
+                f"The learning rate{of} rises over {optimizer.warmup_steps:,} steps and {it} has {steps:,}; if that is "
+                f"not meant, {'set optimizer.warmup_steps in it' if of else 'lower optimizer.warmup_steps'}"
             )
-    if optimizer.warmup_steps >= t.steps and optimizer.schedule != "inverse-sqrt":
-        remarks.append(
-            f"The learning rate rises over {optimizer.warmup_steps:,} steps and this run has {t.steps:,}; if that is "
-            "not meant, lower optimizer.warmup_steps."
-        )
-    return remarks
+    return list(dict.fromkeys(remarks))
 
 
 def run_metadata(session: Session, constants: Constants) -> dict[str, Any]:

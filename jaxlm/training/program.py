@@ -48,6 +48,10 @@ class TrainState(NamedTuple):
         return self.average or self.params
 
 
+RESERVED_TERMS = {"loss", "grad_norm", "real_tokens", "replay", "skipped"}
+"""Names of what training adds to the terms of an objective."""
+
+
 class Update(NamedTuple):
     """What is known of a program before anything is compiled, and can be checked of an objective that is not bound."""
 
@@ -376,6 +380,9 @@ def _part_gradients(
 
         params = jax.tree_util.tree_map_with_path(trained_only, params)
         terms, carried = objective.stream_loss(params, example, memory, key, True)
+        if taken := sorted(RESERVED_TERMS & terms.keys()):
+            raise UserError(f"{type(objective).__name__} has a term {taken[0]!r}, which training has of its own; give "
+                            "it another name.")
         metrics = {name: term._replace(coefficient=0.0) for name, term in terms.items()}
         return total_loss(terms, weights), (metrics, carried)
 

@@ -308,7 +308,7 @@ def test_a_schedule_with_another_end_is_reported(preset, tmp_path, capsys, flags
     arguments = ["pretrain", str(preset), "--run-dir", str(run), "--optimizer.schedule", *flags]
     arguments += ["--optimizer.warmup-steps", "1"]
     assert main([*arguments, "--train.steps", "2"]) == 0
-    assert "learning rate" not in capsys.readouterr().out
+    assert "The learning rate" not in capsys.readouterr().out
     assert main([*arguments, "--train.steps", "3"]) == 0
     assert remark in capsys.readouterr().out
 
