@@ -165,8 +165,9 @@ def evaluations(folder: epath.Path, name: str, up_to: int | None = None) -> dict
 
 
 def best_step(history: Mapping[int, float], name: str) -> int:
-    """Return the first step with the best figure `name`: the lowest loss or bits per byte, else the highest."""
-    return (min if name.endswith(("loss", "bits_per_byte")) else max)(history, key=history.__getitem__)
+    """Return the first step with the best figure `name`: by its last word the lowest or the highest, never NaN."""
+    sign = -1 if name.endswith(("loss", "bits_per_byte", "perplexity", "error")) else 1
+    return max(history, key=lambda step: -math.inf if math.isnan(history[step]) else sign * history[step])
 
 
 def is_out_of_patience(history: Mapping[int, float], t: TrainConfig) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import (
@@ -37,6 +38,11 @@ def test_evaluators_of_sentence_transformers(pair):
     same(*map(retrieval, pair))
     with pytest.raises(UserError, match="vectors are float32"):
         pair[0].encode(TEXTS, precision="int8")
+    with pytest.raises(UserError, match="has no prompt 'query'"):
+        pair[0].encode(TEXTS, prompt_name="query")
+    with pytest.raises(UserError):
+        pair[0].encode("a text that is no list")
+    np.testing.assert_allclose(np.linalg.norm(pair[0].encode(TEXTS, normalize_embeddings=True), axis=1), 1, atol=1e-5)
 
 
 def test_mteb(pair, monkeypatch, tmp_path):

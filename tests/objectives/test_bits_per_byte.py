@@ -122,3 +122,4 @@ def test_the_whole_held_out_split_has_the_bytes_of_its_text(tmp_path, vocab_file
 
 def test_fewer_bits_are_better():
     assert best_step({1: 2.0, 2: 1.5, 3: 1.75}, "bits_per_byte") == 2
+    assert best_step({1: math.nan, 2: 0.5, 3: 0.75}, "pearson") == 3 and best_step({1: 9.0, 2: 8.0}, "perplexity") == 2
