@@ -114,8 +114,7 @@ def attend_in_chunks(
         scores = jnp.where(here == there, self_score, scores)
     total = jax.nn.logsumexp(scores, axis=-1)
     probabilities = dropout(jnp.exp(scores - total[..., None]), dropout_rate, dropout_key, row_axes=2)
-    probabilities = probabilities.astype(value.dtype)
-    out = jnp.einsum("bhcqk,bhckd->bhcqd", probabilities, keys(value))
+    out = jnp.einsum("bhcqk,bhckd->bhcqd", probabilities.astype(value.dtype), keys(value))
     return out.reshape(query.shape), total.reshape(query.shape[:3])
 
 
