@@ -264,7 +264,7 @@ class Objective:
         raise NotImplementedError
 
     def loss(self, params: Params, example: Example, key: jax.Array, train: bool) -> Terms:
-        """Return the terms of the loss, and metrics.
+        """Return the terms of the loss, and metrics; names such as "loss" are training's own (`RESERVED_TERMS`).
 
         Args:
             params: Parameters, as `init` makes them.
