@@ -98,6 +98,20 @@ def any_path(path: str | os.PathLike[str]) -> epath.Path:
     return found
 
 
+def file_state(path: str) -> list[int | str]:
+    """Return the size and the times of a file. One with an equal state need not be read again.
+
+    An edit that keeps size and modification time changes the change time. The state of a file in a bucket is its size
+    and the server's tag of its contents.
+    """
+    if in_bucket(path):
+        store, name = fsspec.core.url_to_fs(path)
+        info = store.info(name)
+        return [info["size"], info.get("etag") or info["ETag"]]  # of Google Cloud Storage; of S3
+    stat = os.stat(path)
+    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
+
+
 def is_run_folder(path: str | os.PathLike[str]) -> bool:
     """Return whether a path is a run folder and not a preset: whether it has a config.json."""
     return (any_path(path) / "config.json").is_file()
@@ -161,6 +175,29 @@ def _write_file(path: epath.Path, data: bytes) -> None:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def new_folder(path: epath.Path) -> Iterator[epath.Path]:
+    """Write a folder atomically: what is written in the folder that this gives is at `path` afterwards, or nothing.
+
+    If another process has written it meanwhile, its folder stays. In a bucket, which has no renaming, the files are
+    written in place.
+    """
+    if in_bucket(path):
+        yield path
+        return
+    partial = path.parent / f".{path.name}.{secrets.token_hex(8)}.partial"
+    try:
+        partial.mkdir(parents=True)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({cause(error)}); {remedy(error, path)}.") from error
+    try:
+        yield partial
+        with contextlib.suppress(OSError):  # it is there
+            partial.rename(path)
+    finally:
+        partial.rmtree(missing_ok=True)
 
 
 def remedy(error: Exception, path: str | os.PathLike[str]) -> str:

@@ -35,7 +35,6 @@ def main(arguments: list[str]) -> None:
         data.tokenize(tokenizer, int(match[1]), int(match[2]))
         print(f"Shard {options.shard} is stored.")
     else:
-        data.survey()  # tells which files and documents are left out
         print(data.open(tokenizer).summary)
         if options.report:
             data.describe(tokenizer)

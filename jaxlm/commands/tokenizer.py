@@ -77,10 +77,10 @@ def _extend(arguments: list[str]) -> None:
 
     model = load_model(options.model)
     old, vocabulary = WordModel(model.tokenizer), model.tokenizer.vocabulary
-    words = old.count(TextData(source=options.source, text_field=options.text_field).sample(log_line)[1])
+    words = old.count(TextData(source=options.source, text_field=options.text_field).sample(log_line))
     extension = extend_tokenizer(model.tokenizer, words, options.words)
     new, others = WordModel(extension.tokenizer), len(extension.pieces) - len(extension.words)
-    old_words = old.count(TextData(source=options.old_text).sample(log_line)[1])
+    old_words = old.count(TextData(source=options.old_text).sample(log_line))
     first = [extension.tokenizer.vocabulary.pieces.index(word) for word in extension.words[:10]]
     lines = {
         "Words added": f"{len(extension.words):,} to {vocabulary.size:,} ids; pieces between, for merges: {others:,}",

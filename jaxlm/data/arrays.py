@@ -1,136 +1,335 @@
-"""Flat arrays on disk or in a bucket: zarr 3 through tensorstore, written once by appending, then read at random.
+"""Flat arrays on a disk or in a bucket: written once by appending, then read at random.
 
-An array consists of shards of a few megabytes, so that a corpus has few files. A shard consists of small blocks, each
-readable by itself, so that a window costs one short read. On disk an array has two dimensions, lines of `LINE`
-elements, because tensorstore gathers lines several times as fast as elements.
+A file consists of blocks of 4,096 bytes: 4,088 bytes of elements, then their CRC-32. So any range of elements takes one
+short read, and damage is noticed where it is read.
 """
 
 from __future__ import annotations
 
+import collections
 import os
-from collections.abc import Callable
-from typing import Any
+import threading
+import weakref
+import zlib
+from collections.abc import Mapping, Sequence
 
+import fsspec
 import numpy as np
-import tensorstore as ts
+from etils import epath
 
 from jaxlm.errors import UserError
 from jaxlm.paths import cause, in_bucket, remedy
 
-LINE = 1 << 6
-BLOCK = 1 << 13  # elements per read
-SHARD = 1 << 22  # elements per file
-_UNBOUNDED = 1 << 50
-_CACHE_BYTES = 64 << 20
-
-
-def context() -> ts.Context:
-    """Return a context; arrays opened with the same one share its cache."""
-    return ts.Context({"cache_pool": {"total_bytes_limit": _CACHE_BYTES}})
-
-
-class FlatArray:
-    """A finished array, opened for reading; a damaged one raises UserError when it is opened or read."""
-
-    def __init__(self, folder: str, size: int, shared: ts.Context) -> None:
-        """Open the array of `size` elements in `folder`, with the cache of the context `shared`."""
-        spec = {"driver": "zarr3", "kvstore": kvstore(folder), "recheck_cached_data": False}
-        self._folder = folder
-        self._array = self._result(ts.open, spec, open=True, read=True, context=shared)
-        self.size = size
-        self._lines = -(-size // LINE)
-        if self._array.shape != (self._lines, LINE):
-            raise damaged(folder, f"its shape {self._array.shape} is not that of {size} elements")
-
-    def windows(self, start: np.ndarray, length: int) -> np.ndarray:
-        """Return `length` elements from each `start`: [starts, length], arbitrary past the end of the array."""
-        if self.size == 0:
-            return np.zeros((len(start), length), self._array.dtype.numpy_dtype)
-        line = start[:, None] // LINE + np.arange((length - 2) // LINE + 2)
-        lines = self._result(self._array[np.minimum(line, self._lines - 1)].read).reshape(len(start), -1)
-        return np.take_along_axis(lines, start[:, None] % LINE + np.arange(length), axis=1)
-
-    def read(self, start: int, end: int) -> np.ndarray:
-        """Return the elements from `start` to `end - 1`."""
-        first = start // LINE
-        lines = self._result(self._array[first : -(-end // LINE)].read)
-        return lines.reshape(-1)[start - first * LINE : end - first * LINE]
-
-    def _result(self, action: Callable, *arguments: Any, **named: Any) -> Any:
-        try:
-            return action(*arguments, **named).result()
-        except (ValueError, OSError) as error:
-            raise damaged(self._folder, str(error).splitlines()[0]) from error
-
-
-def damaged(folder: str, what: str) -> UserError:
-    """Return the error of a damaged token store."""
-    return UserError(f"The token store is damaged at {folder} ({what}); delete the store and run again to rebuild it.")
+BLOCK = 1 << 12  # bytes
+STRIDE = 256
+"""Of an increasing array, every such element is in memory."""
+_DATA = BLOCK - 8  # bytes of elements in a block
+_RESIDENT = 1 << 23  # elements up to which an increasing array is in memory: 64 MB
+_OPEN = 256  # files
 
 
 class ArrayWriter:
-    """Writer of a new array, with one shard in memory."""
+    """Writer of a new array.
 
-    def __init__(self, folder: str, dtype: str) -> None:
-        """Create the array in `folder`."""
-        little = {"name": "bytes", "configuration": {"endian": "little"}}
-        checked = [little, {"name": "crc32c"}]
-        sharding = {"chunk_shape": [BLOCK // LINE, LINE], "codecs": checked, "index_codecs": checked}
-        metadata = {
-            "shape": [_UNBOUNDED, LINE],
-            "data_type": dtype,
-            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [SHARD // LINE, LINE]}},
-            "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
-        }
-        spec = {"driver": "zarr3", "kvstore": kvstore(folder), "metadata": metadata}
-        self._folder = folder
-        self._array = self._checked(lambda: ts.open(spec, create=True, delete_existing=True).result())
-        self._shard = np.zeros(SHARD, dtype)
-        self._filled = 0
-        self._written = 0
+    Attributes:
+        size: number of elements that were appended.
+    """
+
+    def __init__(self, path: epath.Path, dtype: str) -> None:
+        """Create the file."""
+        self.size = 0
+        self._path, self._dtype, self._rest = path, np.dtype(dtype).newbyteorder("<"), b""
+        self._file = self._checked(lambda: path.open("wb"))
 
     def append(self, values: np.ndarray) -> None:
-        """Append a 1-D array of the dtype of this one."""
-        while len(values):
-            part = values[: SHARD - self._filled]
-            self._shard[self._filled : self._filled + len(part)] = part
-            self._filled += len(part)
-            values = values[len(part) :]
-            if self._filled == SHARD:
-                self._flush()
+        """Append a 1-D array."""
+        self.size += len(values)
+        data = self._rest + np.asarray(values, self._dtype).tobytes()
+        whole = len(data) // _DATA * _DATA
+        self._rest = data[whole:]
+        if whole:
+            self._write(data[:whole])
 
     def close(self) -> int:
-        """Finish the array and return its number of elements."""
-        size = self._written + self._filled
-        self._flush()
-        lines = -(-size // LINE)
-        self._checked(lambda: self._array.resize(exclusive_max=[lines, LINE], resize_metadata_only=True).result())
-        return size
+        """Finish the file and return the number of elements."""
+        if self._rest:
+            self._write(self._rest.ljust(_DATA, b"\0"))
+        self._checked(self._close)
+        return self.size
 
-    def _flush(self) -> None:
-        lines = -(-self._filled // LINE)
-        if lines:
-            self._shard[self._filled : lines * LINE] = 0
-            first = self._written // LINE
-            values = self._shard[: lines * LINE].reshape(lines, LINE)
-            self._checked(lambda: self._array[first : first + lines].write(values).result())
-            self._written, self._filled = self._written + self._filled, 0
+    def _close(self) -> None:
+        if not in_bucket(self._path):
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        self._file.close()
+
+    def _write(self, data: bytes) -> None:
+        blocks = np.zeros((len(data) // _DATA, BLOCK), np.uint8)
+        blocks[:, :_DATA] = np.frombuffer(data, np.uint8).reshape(-1, _DATA)
+        blocks[:, _DATA : _DATA + 4] = _checksums(blocks)[:, None].view(np.uint8)
+        self._checked(lambda: self._file.write(blocks.tobytes()))
 
     def _checked(self, action):
         try:
             return action()
-        except (OSError, ValueError, RuntimeError) as error:
-            advice = remedy(error, self._folder)
-            raise UserError(f"{self._folder} cannot be written ({cause(error)}); {advice}.") from error
+        except Exception as error:  # file systems and bucket clients raise different exceptions
+            advice = remedy(error, self._path)
+            raise UserError(f"{self._path} cannot be written ({cause(error)}); {advice}.") from error
 
 
-def kvstore(folder: str) -> str | dict[str, str]:
-    """Return TensorStore's description of a folder, on a disk or in a bucket."""
-    if not in_bucket(folder):
-        return {"driver": "file", "path": os.path.abspath(folder) + "/"}
-    folder, endpoint = folder.rstrip("/") + "/", os.environ.get("AWS_ENDPOINT_URL")
-    if endpoint and folder.startswith("s3://"):  # the server that s3fs asks; TensorStore does not read the variable
-        bucket, _, path = folder.removeprefix("s3://").partition("/")
-        region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION", "us-east-1")
-        return {"driver": "s3", "bucket": bucket, "path": path, "endpoint": endpoint, "aws_region": region}
-    return folder
+def write_array(path: epath.Path, values: np.ndarray) -> None:
+    """Write an array that is in memory."""
+    writer = ArrayWriter(path, values.dtype.str)
+    writer.append(values)
+    writer.close()
+
+
+def _checksums(blocks: np.ndarray) -> np.ndarray:
+    """Return the CRC-32 of the elements of each block: uint32 [blocks]."""
+    view = memoryview(blocks.ravel())
+    return np.array([zlib.crc32(view[at : at + _DATA]) for at in range(0, len(view), BLOCK)], "<u4")
+
+
+class Files:
+    """Arrays of one type in many files, of which at most `_OPEN` are open at a time.
+
+    Attributes:
+        paths: paths of the files.
+    """
+
+    def __init__(self, paths: Sequence[str], dtype: str) -> None:
+        """Name the files; none is opened yet."""
+        self.paths, self._dtype = paths, np.dtype(dtype).newbyteorder("<")
+        self._open: collections.OrderedDict[int, int] = collections.OrderedDict()
+        self._lock = threading.Lock()
+        weakref.finalize(self, _close, self._open)
+
+    def read(self, file: np.ndarray, start: np.ndarray, count: np.ndarray) -> np.ndarray:
+        """Return count[i] > 0 elements from start[i] of each file[i], one after the other.
+
+        Raises:
+            UserError: a file is missing, too short or damaged.
+        """
+        per = _DATA // self._dtype.itemsize
+        first, end = start // per, (start + count - 1) // per + 1
+        data = self._bytes(file.tolist(), (first * BLOCK).tolist(), (end * BLOCK).tolist())
+        blocks = np.frombuffer(data, np.uint8).reshape(-1, BLOCK)
+        wrong = np.flatnonzero(_checksums(blocks) != blocks[:, _DATA : _DATA + 4].copy().view("<u4")[:, 0])
+        if len(wrong):
+            place = np.searchsorted(np.cumsum(end - first), wrong[0], side="right")
+            raise damaged(self.paths[file[place]], "its checksum differs")
+        values = blocks[:, :_DATA].copy().view(self._dtype).ravel()
+        before = np.cumsum(end - first) - (end - first)  # blocks of earlier ranges
+        begins = before * per + start - first * per
+        if len(count) == 1:
+            return values[begins[0] : begins[0] + count[0]]
+        return values[ranges(begins, count)]
+
+    def _bytes(self, file: list[int], start: list[int], end: list[int]) -> bytes:
+        if self.paths and in_bucket(self.paths[0]):
+            return self._fetched([self.paths[number] for number in file], start, end)
+        found = []
+        with self._lock:
+            for number, first, last in zip(file, start, end, strict=True):
+                try:
+                    found.append(os.pread(self._descriptor(number), last - first, first))
+                except OSError as error:
+                    raise damaged(self.paths[number], cause(error)) from error
+                if len(found[-1]) != last - first:
+                    raise damaged(self.paths[number], "it is cut off")
+        return b"".join(found)
+
+    def _descriptor(self, number: int) -> int:
+        if number in self._open:
+            self._open.move_to_end(number)
+        else:
+            if len(self._open) == _OPEN:
+                os.close(self._open.popitem(last=False)[1])
+            self._open[number] = os.open(self.paths[number], os.O_RDONLY)
+        return self._open[number]
+
+    def _fetched(self, paths: list[str], start: list[int], end: list[int]) -> bytes:
+        """Return ranges of objects of a bucket, which are asked for at the same time."""
+        store = fsspec.core.url_to_fs(paths[0])[0]
+        found = store.cat_ranges(paths, start, end, on_error="return")
+        for path, data, first, last in zip(paths, found, start, end, strict=True):
+            if isinstance(data, Exception):
+                raise damaged(path, cause(data)) from data
+            if len(data) != last - first:
+                raise damaged(path, "it is cut off")
+        return b"".join(found)
+
+
+def _close(opened: Mapping[int, int]) -> None:
+    for descriptor in opened.values():
+        os.close(descriptor)
+
+
+def ranges(start: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """Return the numbers start[i], start[i] + 1, … start[i] + count[i] - 1 of each range in turn."""
+    before = np.cumsum(count) - count
+    return np.repeat(start - before, count) + np.arange(int(count.sum()))
+
+
+class FlatArray:
+    """A finished array, read at random.
+
+    Attributes:
+        size: number of elements.
+    """
+
+    def __init__(self, path: epath.Path | str, dtype: str, size: int) -> None:
+        """Name the file; it is not opened yet."""
+        self.size, self._dtype, self._files = size, dtype, Files([os.fspath(path)], dtype)
+
+    def read(self, start: int, end: int) -> np.ndarray:
+        """Return the elements from `start` to `end - 1`."""
+        return self.ranges(np.array([start]), np.array([end - start]))
+
+    def windows(self, start: np.ndarray, length: int) -> np.ndarray:
+        """Return `length` elements from each `start`: [starts, length], 0 past the end of the array."""
+        found = np.zeros((len(start), length), self._dtype)
+        count = np.clip(self.size - start, 0, length)
+        found[np.arange(length) < count[:, None]] = self.ranges(start, count)
+        return found
+
+    def ranges(self, start: np.ndarray, count: np.ndarray) -> np.ndarray:
+        """Return count[i] elements from start[i], one range after the other."""
+        used = count > 0
+        if not used.any():
+            return np.zeros(0, self._dtype)
+        return self._files.read(np.zeros(used.sum(), int), start[used], count[used])
+
+
+class Increasing:
+    """An increasing array of int64 that begins with 0: offsets of documents, or of runs of tokens.
+
+    Every `STRIDE`-th element is in memory; so are all others, unless there are too many.
+
+    Attributes:
+        size: number of elements after the 0.
+        samples: element k * STRIDE for each k, then the last one.
+    """
+
+    def __init__(self, path: epath.Path | str, size: int) -> None:
+        """Open the array that `IncreasingWriter` wrote."""
+        self.size, self._array = size, FlatArray(path, "int64", size + 1)
+        self._held = self._array.read(0, size + 1) if size < _RESIDENT else None
+        count = -(-size // STRIDE) + 1
+        self.samples = FlatArray(f"{os.fspath(path)}-samples", "int64", count).read(0, count)
+
+    @property
+    def is_resident(self) -> bool:
+        """Whether all elements are in memory."""
+        return self._held is not None
+
+    def windows(self, first: np.ndarray, count: int) -> np.ndarray:
+        """Return `count` elements from each `first`: [firsts, count]; past the end the last one repeats."""
+        number = first[:, None] + np.arange(count)
+        if self._held is not None:
+            return self._held[np.minimum(number, self.size)]
+        return np.where(number <= self.size, self._array.windows(first, count), self.samples[-1])
+
+    def ranges(self, start: np.ndarray, count: np.ndarray) -> np.ndarray:
+        """Return count[i] elements from start[i], one range after the other."""
+        return self._array.ranges(start, count) if self._held is None else self._held[ranges(start, count)]
+
+    def read(self, start: int, end: int) -> np.ndarray:
+        """Return the elements from `start` to `end - 1`."""
+        return self._array.read(start, end) if self._held is None else self._held[start:end]
+
+    def search(self, value: np.ndarray) -> np.ndarray:
+        """Return for each value the number of the last element that is not larger; values are below the last one."""
+        if self._held is not None:
+            return np.searchsorted(self._held, value, side="right") - 1
+        block = np.searchsorted(self.samples, value, side="right") - 1
+        near = self.windows(block * STRIDE, STRIDE)
+        return block * STRIDE + (near <= value[:, None]).sum(axis=1) - 1
+
+
+class IncreasingWriter:
+    """Writer of an `Increasing` array from the differences of its elements."""
+
+    def __init__(self, path: epath.Path, last: int = 0) -> None:
+        """Create the files."""
+        self._array = ArrayWriter(path, "int64")
+        self._samples = ArrayWriter(path.parent / f"{path.name}-samples", "int64")
+        self.last = last
+        self._write(np.zeros(1, np.int64))
+
+    def append(self, differences: np.ndarray) -> None:
+        """Append elements, given what each is more than the one before it."""
+        values = self.last + np.cumsum(differences, dtype=np.int64)
+        if len(values):
+            self._write(values)
+
+    def _write(self, values: np.ndarray) -> None:
+        self._samples.append(values[-self._array.size % STRIDE :: STRIDE])
+        self._array.append(values)
+        self.last = int(values[-1])
+
+    def close(self) -> int:
+        """Finish the files and return the number of elements after the 0."""
+        size = self._array.close() - 1
+        if size % STRIDE:
+            self._samples.append(np.array([self.last]))
+        self._samples.close()
+        return size
+
+
+class Spliced:
+    """An array whose runs lie in several files: the tokens of a split, in the shards.
+
+    Attributes:
+        size: number of elements.
+    """
+
+    def __init__(
+        self, files: Files, starts: np.ndarray, runs: Increasing, places: FlatArray, base: np.ndarray | None = None
+    ) -> None:
+        """Store the arguments.
+
+        Args:
+            files: the files, numbered together one after the other.
+            starts: number of the first element of each file, and of all: int64 [files + 1].
+            runs: number in this array of the first element of each run, and of all.
+            places: number in the files of the first element of each run.
+            base: what is added to the elements of each file that are not 0; None for nothing.
+        """
+        self._files, self._starts, self._runs, self._places, self._base = files, starts, runs, places, base
+        self.size = int(runs.samples[-1])
+
+    def read(self, start: int, end: int) -> np.ndarray:
+        """Return the elements from `start` to `end - 1`."""
+        return self._ranges(np.array([start]), np.array([end - start]))
+
+    def windows(self, start: np.ndarray, length: int) -> np.ndarray:
+        """Return `length` elements from each `start`: [starts, length], 0 past the end of the array."""
+        count = np.clip(self.size - start, 0, length)
+        values = self._ranges(start, count)
+        found = np.zeros((len(start), length), values.dtype)
+        found[np.arange(length) < count[:, None]] = values
+        return found
+
+    def _ranges(self, start: np.ndarray, count: np.ndarray) -> np.ndarray:
+        start, count = start[count > 0], count[count > 0]
+        if not len(count):
+            return np.zeros(0, np.int64)
+        first = self._runs.search(start)
+        several = self._runs.search(start + count - 1) - first + 1
+        begins, ends = (self._runs.ranges(first + more, several) for more in (0, 1))
+        places = self._places.ranges(first, several)
+        window, last = np.repeat(start, several), np.repeat(start + count, several)
+        places += np.maximum(window - begins, 0)
+        sizes = np.minimum(ends, last) - np.maximum(begins, window)
+        file = np.searchsorted(self._starts, places, side="right") - 1
+        found = self._files.read(file, places - self._starts[file], sizes)
+        if self._base is None:
+            return found
+        return np.where(found, found.astype(np.int64) + np.repeat(self._base[file], sizes), 0)
+
+
+def damaged(path: str, what: str) -> UserError:
+    """Return the error of a damaged file of a token store."""
+    folder = os.path.dirname(path)
+    return UserError(f"{path} is damaged ({what}); delete {folder} and run again, which makes it anew.")

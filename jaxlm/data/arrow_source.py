@@ -15,8 +15,10 @@ from jaxlm.paths import reading
 _AT_ONCE = 64  # rows read together
 
 
-def parquet_rows(path: str, columns: Columns) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (place, {column: value}) of each row of a Parquet file.
+def parquet_rows(
+    path: str, columns: Columns, start: int = 0, end: int | None = None
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (place, {column: value}) of each row of a Parquet file, or of its groups of rows `start` to `end - 1`.
 
     Raises:
         UserError: The file cannot be read or lacks a column.
@@ -27,19 +29,33 @@ def parquet_rows(path: str, columns: Columns) -> Iterator[tuple[str, dict[str, A
         # Unbuffered, the column of a group of rows is read whole: 300 MB more for a group of 400 MB.
         file = pyarrow.parquet.ParquetFile(raw, buffer_size=BLOCK, pre_buffer=False)
         chosen = columns.chosen(file.schema_arrow.names, path)
-        batches = file.iter_batches(_AT_ONCE, columns=chosen, use_threads=False)
+        groups = range(file.num_row_groups)[start:end]
+        batches = file.iter_batches(_AT_ONCE, row_groups=groups, columns=chosen, use_threads=False)
         rows = (row for batch in batches for row in batch.to_pylist())
-        yield from ((f"{path}, row {number}", row) for number, row in enumerate(rows))
+        first = sum(file.metadata.row_group(group).num_rows for group in range(start))
+        yield from ((f"{path}, row {number}", row) for number, row in enumerate(rows, first))
 
 
-def read_rows(source: str, columns: Columns) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (place, {column: value}) of each row of a dataset, which is mapped into memory.
+def parquet_groups(path: str) -> list[int]:
+    """Return the size of each group of rows of a Parquet file, uncompressed, in bytes."""
+    import pyarrow.parquet
+
+    with reading(path), epath.Path(path).open("rb") as raw:
+        metadata = pyarrow.parquet.ParquetFile(raw).metadata
+        return [metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups)]
+
+
+def read_rows(
+    source: str, columns: Columns, start: int = 0, end: int | None = None
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (place, {column: value}) of each row of a dataset, which is mapped into memory, or of `start` to `end - 1`.
 
     Raises:
         UserError: The library is missing, or the dataset cannot be read or lacks a column.
     """
     data = open_dataset(source, columns)
-    yield from ((f"{source}, row {number}", row) for number, row in enumerate(data))
+    part = data if end is None else data.select(range(start, end))
+    yield from ((f"{source}, row {number}", row) for number, row in enumerate(part, start))
 
 
 def open_dataset(source: str, columns: Columns) -> Any:

@@ -143,9 +143,6 @@ class Data:
     def check_format(self, row_format: RowFormat) -> None:
         """Raise UserError if the data cannot be cut into such rows; it is asked before the data is read."""
 
-    def survey(self, report: Report = print) -> None:
-        """Survey the data and cache the result for the other processes, if `open` needs it."""
-
     def tokenize(self, tokenizer: Tokenizer, shard: int, shards: int, report: Report = print) -> None:
         """Tokenize one shard of the text into the cache folder; do nothing for data without shards.
 

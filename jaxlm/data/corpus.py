@@ -10,29 +10,27 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
 import glob
-import hashlib
 import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from etils import epath
 
-from jaxlm.data import arrow_source, python_docs, tfds_source
-from jaxlm.data.fingerprint import file_state
-from jaxlm.data.mentions import read_mentions
-from jaxlm.data.readers import Columns, Cutter, Piece, line_hint, open_text, read_text, suffix_of, text_of
-from jaxlm.data.rows import kind_of, quoting_remark, read_rows, refuse_saved_dataset
+from jaxlm.data import arrow_source, tfds_source
+from jaxlm.data.parts import Part, Reader, grouped, parts_of_dataset, parts_of_file
+from jaxlm.data.readers import Columns, Piece, line_hint, suffix_of
+from jaxlm.data.rows import kind_of, quoting_remark, refuse_saved_dataset
 from jaxlm.errors import UserError
-from jaxlm.paths import any_path, in_bucket, reading, real_path
-from jaxlm.tokenizers.tokenizer import replace_surrogates
+from jaxlm.paths import any_path, file_state, in_bucket, reading, real_path
 
 SOURCES = "`python-docs`, a file, a folder, a glob, `tfds:NAME` or `hf:NAME`"
 """What --data.source takes, for messages."""
 _DATASETS = ("tfds:", "hf:")
+_PYTHON_DOCS = 2_000_000  # bytes
+_READER = Reader()
 _WILD = re.compile(r"[*?\[]")
 
 
@@ -42,43 +40,43 @@ class Corpus:
 
     Attributes:
         source: the source as the user named it.
-        parts: functions that read the text, in order.
-        stats: state of each part (path and `file_state`), which detects changes without a full read.
+        parts: its parts, in order.
+        files: files of the source, and of its datasets.
         remark: which files are read and which are not, and from which quotes are removed; "" for a single file without.
     """
 
     source: str
-    parts: tuple[Callable[[], Iterator[Piece]], ...]
-    stats: tuple[str, ...]
+    parts: tuple[Part, ...]
+    files: tuple[str, ...]
     remark: str = ""
 
     def pieces(self) -> Iterator[Piece]:
         """Yield all documents in a fixed order, in pieces (see readers.Piece); raise UserError for unreadable ones."""
         for part in self.parts:
-            yield from part()
+            yield from part.pieces()
 
     @property
-    def stamp(self) -> str:
-        """Hash of `stats` and of the version of surveys; with an equal stamp, the text need not be surveyed again."""
-        return hashlib.sha256(json.dumps([2, *self.stats]).encode()).hexdigest()
+    def size(self) -> int:
+        """Bytes on the disk."""
+        return sum(part.size for part in self.parts)
 
 
-def open_corpus(source: str, text_field: str = "text", entities_field: str = "") -> Corpus:
-    """Locate the text of a source; the fields are those of `read_documents`. Raise UserError if a part does not exist.
+def open_corpus(source: str, reader: Reader = _READER) -> Corpus:
+    """Locate the text of a source. Raise UserError if a part of it does not exist.
 
-    A file that several parts name is read once.
+    A file that several items of the source name is read once.
     """
-    parts: list[str] = []
-    stats: list[str] = []
+    parts: list[Part] = []
     remarks: list[str] = []
-    seen: set[str] = set()
+    seen: dict[str, None] = {}
     names = collections.defaultdict(list)  # of files that are left out, by reason, and of those that are read
     with reading(source):
         items = split_source(source)
     for item in dict.fromkeys(items):
         if item == "python-docs" or item.startswith(_DATASETS):
-            parts.append(item)
-            stats.extend(_dataset_state(item, _columns(text_field, entities_field)))
+            states, files, size, rows = _dataset_state(item, reader.columns)
+            parts += parts_of_dataset(item, states, size, rows, reader)
+            seen |= dict.fromkeys(files)
         else:
             with reading(item):
                 files = _files(item)
@@ -91,58 +89,23 @@ def open_corpus(source: str, text_field: str = "text", entities_field: str = "")
                 else:
                     with reading(path):
                         state = file_state(path)
-                    columns = _columns(text_field, entities_field)
-                    fields = [""] if kind == "text" else [*columns.names, *columns.optional]
                     quoting = quoting_remark(path) if kind == "table" else ""
                     remarks += [line_hint(path) if kind == "text" and state[0] and not parts else quoting]
-                    stats.append(json.dumps([name, *state, *fields, *filter(None, [quoting])]))
                     is_file = in_bucket(path) or os.path.isfile(path)
                     reason = "" if state[0] else "empty" if is_file else "no regular file"
-                seen.add(name)
                 names[reason].append(os.path.basename(path))
+                if kind is not None:
+                    seen[name] = None
                 if not reason:
-                    parts.append(path)
-    readers = tuple(functools.partial(read_documents, part, text_field, entities_field) for part in parts)
+                    parts += parts_of_file(path, name, [*state, *filter(None, [quoting])], reader)
     remarks.insert(0, _remark(len(names.pop("", [])), names))
-    return Corpus(source, readers, tuple(stats), "\n".join(filter(None, remarks)))
+    return Corpus(source, tuple(grouped(parts)), tuple(seen), "\n".join(filter(None, remarks)))
 
 
-def read_documents(source: str, text_field: str, entities_field: str = "") -> Iterator[Piece]:
-    """Yield the documents of a file or of a dataset; raise UserError, with the place, for unreadable content.
-
-    Args:
-        source: The file or dataset (see `jaxlm.data.rows.read_rows`).
-        text_field: Column of the text, except in files of text.
-        entities_field: Column of the mentions, which tables lack; "" to read none.
-    """
-    cutter = Cutter()
+def _dataset_state(source: str, columns: Columns) -> tuple[list[str], list[str], int, int]:
+    """Return the states of the files of a dataset, equal if it is unchanged, the files, their bytes, and the rows."""
     if source == "python-docs":
-        for text in python_docs.documents():
-            yield from cutter.document(replace_surrogates(text))
-        return
-    if kind_of(source) == "text":
-        with open_text(source) as stream:
-            yield from read_text(stream, cutter)
-        return
-    for row in read_rows(source, _columns(text_field, "" if kind_of(source) == "table" else entities_field)):
-        if isinstance(row, UserError):
-            raise row
-        place, values = row
-        value = "" if values[text_field] is None else values[text_field]
-        text = replace_surrogates(text_of(value, place, text_field, others=()))
-        mentions = read_mentions(values.get(entities_field), text, place, entities_field)
-        yield from cutter.document(text, mentions)
-
-
-def _columns(text_field: str, entities_field: str) -> Columns:
-    advice = "Choose the column of the text with --data.text-field"
-    return Columns([text_field], advice, [entities_field] if entities_field else [])
-
-
-def _dataset_state(source: str, columns: Columns) -> list[str]:
-    """Return the state of the files of a dataset, equal if the dataset is unchanged."""
-    if source == "python-docs":
-        return [f"python-docs of Python {sys.version}"]
+        return [f"python-docs of Python {sys.version}"], [], _PYTHON_DOCS, 0
     if source.startswith("tfds:"):
         builder, data = tfds_source.open_dataset(source)
         columns.chosen(list(builder.info.features), source)
@@ -150,8 +113,8 @@ def _dataset_state(source: str, columns: Columns) -> list[str]:
     else:
         data = arrow_source.open_dataset(source, columns)
         files = [file["filename"] for file in data.cache_files]
-    facts = [source, *columns.names, *columns.optional, len(data)]
-    return [json.dumps(facts), *(json.dumps([file, *file_state(file)]) for file in files)]
+    states = [[file, *file_state(file)] for file in files]
+    return [json.dumps([source, len(data)]), *map(json.dumps, states)], files, sum(s[1] for s in states), len(data)
 
 
 def _remark(count: int, left_out: Mapping[str, Sequence[str]]) -> str:

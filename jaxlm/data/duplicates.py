@@ -3,56 +3,60 @@
 Exact duplicates have the same 128-bit hash of their text in NFC with white space collapsed. Near ones have MinHash
 signatures (Broder 1997) that agree in one of `BANDS` bands of `ROWS` hashes of the documents' shingles: with Jaccard
 similarity s, probability 1 - (1 - s^ROWS)^BANDS, 0.21 at 0.6, 0.77 at 0.75 and 0.99 at 0.85, as for FineWeb (Penedo et
-al. 2024). Duplicates of duplicates are one group, and the first document of each group stays. Texts are streamed; a
-document takes 16 bytes of memory, or 128 for near duplicates, and some 100, or 400, while all are compared.
+al. 2024). A document is left out if an earlier one, by part and then by place, shares its exact hash or a band with
+it, whether that one stays or not. So each key is looked at alone, as a shuffle does. (FineWeb and others make groups of
+groups: there, documents that share keys with a third one between them are one group, and one of all stays. Here a
+document stays that shares keys only with later ones.)
 
-Without deduplication, documents that are held out still leave the training text (`repeated_documents`).
+The keys of a part are computed once, like a shard.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import json
 import re
+import tempfile
 import unicodedata
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from etils import epath
 
-from jaxlm.data.cache import cached_arrays
-from jaxlm.data.corpus import Corpus
-from jaxlm.data.fingerprint import HeldOutRule, split_documents
+from jaxlm.data.arrays import FlatArray, write_array
+from jaxlm.data.parts import Part
 from jaxlm.data.readers import NO_TEXT, Piece
-from jaxlm.types import Report
+from jaxlm.data.shards import FACTS, Progress
+from jaxlm.paths import new_folder, reading, write_whole
 
 Deduplicate = Literal["off", "exact", "near"]
 BANDS, ROWS = 14, 8
 SHINGLE = 5  # words; characters of scripts without spaces
-PRIME = (1 << 61) - 1
-_AT_ONCE = 1 << 10  # words hashed together
+FORMAT = 2
+_AT_ONCE = 1 << 12  # words hashed together
+_SORTED = 1 << 24  # keys that are sorted in memory
 # Thai to Lao, Burmese, Khmer, kana and Han.
 _UNSPACED = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _WORD = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")
-_A, _C = (np.random.SeedSequence(0).generate_state(2 * BANDS * ROWS, np.uint64) % PRIME).reshape(2, -1, 1)
+_A, _B = np.random.SeedSequence(0).generate_state(2 * BANDS * ROWS, np.uint32).reshape(2, -1, 1)
+_A |= 1
 _ODD = np.random.SeedSequence(1).generate_state(SHINGLE + ROWS, np.uint64) | 1  # multipliers mod 2^64
+_NONE = (1 << 32) - 1
 
 
 def minima(words: Sequence[str]) -> np.ndarray:
-    """Return the minima over the shingles x of words of the hashes (a x + c) mod PRIME: uint64 [BANDS * ROWS]."""
+    """Return the minima over the shingles x of words of the hashes (x xor b) a mod 2^32: uint32 [BANDS * ROWS]."""
     codes = np.array([zlib.crc32(word.encode()) for word in words], np.uint64)
-    width, least = min(SHINGLE, len(codes)) or 1, np.full(len(_A), PRIME, np.uint64)
-    for start in range(0, len(codes) - width + 1, _AT_ONCE):
-        windows = np.lib.stride_tricks.sliding_window_view(codes[start : start + _AT_ONCE + width - 1], width)
-        x = (windows @ _ODD[:width]) >> 32
-        high, low = (_A >> 32) * x, (_A & 0xFFFFFFFF) * x
-        # 2^61 is 1 mod PRIME: 2^32 · high is a rotation of its 61 bits, and bits above them count once.
-        total = ((high & ((1 << 29) - 1)) << 32 | high >> 29) + (low & PRIME) + (low >> 61) + _C
-        total = (total & PRIME) + (total >> 61)  # `%` takes ten times as long
-        least = np.minimum(least, np.minimum(total, total - PRIME).min(axis=1))
+    width, least = min(SHINGLE, len(codes)) or 1, np.full(len(_A), _NONE, np.uint32)
+    count = len(codes) - width + 1
+    x = sum((codes[k : k + count] * _ODD[k] for k in range(width)), np.zeros(max(0, count), np.uint64)) >> 32
+    for start in range(0, count, _AT_ONCE):
+        part = x[start : start + _AT_ONCE].astype(np.uint32)
+        least = np.minimum(least, ((part ^ _B) * _A).min(axis=1))
     return least
 
 
@@ -67,85 +71,91 @@ def document_keys(pieces: Iterable[Piece], is_near: bool) -> Iterator[np.ndarray
         text = unicodedata.normalize("NFC", piece.text)
         exact.update((" ".join(text.split()) + " ").encode())
         words += _WORD.findall(text.casefold()) if is_near else []
-        if is_near and (len(words) >= SHINGLE or (piece.last and least[0] == PRIME)):  # or a document without a shingle
+        is_empty = (least == _NONE).all()
+        if is_near and (len(words) >= SHINGLE or (piece.last and is_empty)):  # or a document without a shingle
             least, words = np.minimum(least, minima(words or [exact.hexdigest()])), words[1 - SHINGLE :]
         if piece.last:
-            bands = [least.reshape(BANDS, ROWS) @ _ODD[SHINGLE:]] if is_near else []
+            bands = [least.reshape(BANDS, ROWS).astype(np.uint64) @ _ODD[SHINGLE:]] if is_near else []
             yield np.concatenate([np.frombuffer(exact.digest(), np.uint64), *bands])
 
 
-def first_of(keys: np.ndarray) -> np.ndarray:
-    """Return for each document the first one of its group, int64 [documents], from the keys of all, in order."""
-    columns = [keys[:, :2], *keys[:, 2:].T]
-    groups = [np.unique(column, axis=0, return_inverse=True)[1].ravel() for column in columns]
-    first, before = np.arange(len(keys)), None
-    while not np.array_equal(first, before):  # groups that share a document are one
-        before = first
-        for group in groups:
-            least = np.full(len(keys), len(keys))
-            np.minimum.at(least, group, first)
-            first = least[group]
-    return first
+@dataclasses.dataclass(frozen=True)
+class Keys:
+    """The keys of the documents of parts; a picklable function from part to a folder of keys.
 
-
-def without_duplicates(corpora: Sequence[Corpus], kind: Deduplicate, cache_dir: str, report: Report) -> list[Corpus]:
-    """Return the corpora without documents that repeat one before them in the same or an earlier corpus.
-
-    The texts are read once; the cache folder keeps which documents stay.
+    Attributes:
+        folder: folder of the keys.
+        is_near: whether near duplicates are looked for.
     """
-    facts = [1, kind, *(corpus.stamp for corpus in corpora)]
 
-    def compute() -> dict[str, np.ndarray]:
-        report(f"Looking for {kind} duplicates in {', '.join(corpus.source for corpus in corpora)}")
-        dtype = np.dtype((np.uint64, 2 + BANDS * (kind == "near")))
-        parts = (part() for corpus in corpora for part in corpus.parts)
-        keys = [np.fromiter(document_keys(part, kind == "near"), dtype) for part in parts]
-        first = first_of(np.concatenate(keys))
-        return {"kept": first == np.arange(len(first)), "ends": np.cumsum([len(part) for part in keys])}
+    folder: str
+    is_near: bool
 
-    arrays = cached_arrays("duplicates", facts, compute, cache_dir)
-    masks, result = iter(np.split(arrays["kept"], arrays["ends"][:-1])), []
-    for corpus in corpora:
-        kept = [next(masks) for _ in corpus.parts]
-        parts = tuple(functools.partial(_kept, part, mask) for part, mask in zip(corpus.parts, kept, strict=True))
-        all_kept = np.concatenate(kept)
-        told = f"Left out of {corpus.source} as {kind} duplicates: {(~all_kept).sum():,} of {len(all_kept):,} documents"
-        stats, remark = (*corpus.stats, json.dumps(facts)), "\n".join(filter(None, [corpus.remark, told]))
-        result.append(dataclasses.replace(corpus, parts=parts, stats=stats, remark=remark))
-    return result
+    def path(self, part: Part) -> epath.Path:
+        """Return the folder of the keys of a part."""
+        facts = [FORMAT, part.name, self.is_near]
+        return epath.Path(self.folder) / hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
+
+    def is_done(self, part: Part) -> bool:
+        """Return whether the keys of a part are complete."""
+        return (self.path(part) / FACTS).exists()
+
+    def make(self, part: Part, progress: Progress = lambda size: None) -> None:
+        """Compute the keys of a part; see `jaxlm.data.shards.Shards.make`."""
+        def pieces() -> Iterator[Piece]:
+            for piece in part.pieces():
+                yield piece
+                progress(len(piece.text.encode()))
+
+        path, columns = self.path(part), 2 + BANDS * self.is_near
+        path.rmtree(missing_ok=True)  # if it lacks its facts
+        keys = np.fromiter(document_keys(pieces(), self.is_near), np.dtype((np.uint64, columns)))
+        with new_folder(path) as folder:
+            write_array(folder / "keys", keys.T.ravel())
+            write_whole(folder / FACTS, json.dumps({"format": FORMAT, "documents": len(keys)}).encode())
 
 
-def repeated_documents(
-    corpora: Sequence[Corpus], rules: Sequence[HeldOutRule], cache_dir: str, report: Report
-) -> list[frozenset[int]]:
-    """Return for each corpus the first bytes of documents that it trains on and that itself or another one holds out.
+def find_duplicates(keys: Keys, parts: Sequence[Part], folder: epath.Path) -> list[np.ndarray]:
+    """Return which documents of each part repeat an earlier one: bool [documents].
 
-    Sources hold out different shares, and the tail of a small text may repeat a document before it. Documents are equal
-    if their split hashes are. A corpus keeps its repeats if it would otherwise be empty.
+    The keys are sorted on the disk, some millions at a time. The result is kept in `folder`.
     """
-    facts = [1, *([corpus.stamp, rule.below, rule.tail] for corpus, rule in zip(corpora, rules, strict=True))]
+    paths = [keys.path(part) for part in parts]
+    sizes = []
+    for path in paths:
+        with reading(path / FACTS):
+            sizes.append(json.loads((path / FACTS).read_text())["documents"])
+    ends = np.cumsum(sizes)
+    if not (folder / FACTS).exists():
+        arrays = [FlatArray(path / "keys", "uint64", size * (2 + BANDS * keys.is_near))
+                  for path, size in zip(paths, sizes, strict=True)]
+        columns = [(0, 2), *((2 + band, 1) for band in range(BANDS * keys.is_near))]
+        repeats = np.zeros(int(ends[-1]), bool)
+        for column in columns:
+            for numbers in _later_ones(arrays, sizes, *column):
+                repeats[numbers] = True
+        with new_folder(folder) as new:
+            write_array(new / "repeats", repeats.view(np.uint8))
+            write_whole(new / FACTS, b"{}")
+    repeats = FlatArray(folder / "repeats", "uint8", int(ends[-1])).read(0, int(ends[-1])).astype(bool)
+    return np.split(repeats, ends[:-1])
 
-    def compute() -> dict[str, np.ndarray]:
-        documents = (split_documents(each.pieces(), rule) for each, rule in zip(corpora, rules, strict=True))
-        found = [np.fromiter(each, np.dtype((np.uint64, 4))).T for each in documents]
-        held_out = np.sort(np.concatenate([hashes[held > 0] for _, hashes, _, held in found]))
-        result = {}
-        for corpus, (starts, hashes, trained, held) in zip(corpora, found, strict=True):
-            copies = np.searchsorted(held_out, hashes, side="right") - np.searchsorted(held_out, hashes)
-            leaves = (trained > 0) & (copies > held)  # the document that the tail divides is no copy of itself
-            leaves &= leaves.sum() < trained.sum()
-            result[str(len(result))] = starts[leaves]
-            if leaves.any():
-                report(f"Left out of the training text of {corpus.source}, as held out: {leaves.sum():,} documents")
-        return result
 
-    arrays = cached_arrays("repeated", facts, compute, cache_dir)
-    return [frozenset(arrays[str(number)].tolist()) for number in range(len(corpora))]
-
-
-def _kept(part: Callable[[], Iterator[Piece]], kept: np.ndarray) -> Iterator[Piece]:
-    number = -1
-    for piece in part():
-        number += piece.first and piece != NO_TEXT
-        if piece == NO_TEXT or kept[number]:
-            yield piece
+def _later_ones(arrays: Sequence[FlatArray], sizes: Sequence[int], first: int, width: int) -> Iterator[np.ndarray]:
+    """Yield the numbers of documents that have a key of an earlier one, in `width` columns from `first` on."""
+    count = -(-sum(sizes) // _SORTED) or 1
+    with tempfile.TemporaryDirectory() as scratch:
+        files = [Path(scratch, str(number)) for number in range(count)]
+        before = 0
+        for array, size in zip(arrays, sizes, strict=True):
+            rows = array.read(first * size, (first + width) * size).reshape(width, size).T
+            rows = np.column_stack([rows, np.arange(before, before + size, dtype=np.uint64)])
+            before += size
+            place = (rows[:, 0] % np.uint64(count)).astype(np.int64)
+            for number, file in enumerate(files):
+                with file.open("ab") as stream:
+                    stream.write(rows[place == number].tobytes())
+        for file in files:
+            rows = np.fromfile(file, np.uint64).reshape(-1, width + 1)
+            rows = rows[np.lexsort(rows.T[::-1])]  # by key, then by number
+            yield rows[1:][(rows[1:, :width] == rows[:-1, :width]).all(axis=1), width].astype(np.int64)

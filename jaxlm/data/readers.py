@@ -20,6 +20,7 @@ import itertools
 import json
 import lzma
 import os
+import re
 import types
 import typing
 import zlib
@@ -133,28 +134,30 @@ def suffix_of(path: str) -> str:
     return os.path.splitext(name)[1] if suffix in _DECOMPRESSORS else suffix
 
 
-def read_lines(path: str) -> Iterator[tuple[str, str]]:
-    """Yield (place for messages, line) of a file; raise UserError for unreadable content."""
-    with open_text(path) as stream:
-        number = 0
+def read_lines(path: str, start: int = 0, end: int | None = None) -> Iterator[tuple[str, str]]:
+    """Yield (place for messages, line) of a file, or of a range of it; raise UserError for unreadable content."""
+    with open_text(path, start, end) as stream:
+        number, since = 0, f" after byte {start:,}" if start else ""
         while line := stream.readline(LONGEST_LINE + 1):
             number += 1
-            place = f"{path}, line {number}"
+            place = f"{path}, line {number}{since}"
             if len(line) > LONGEST_LINE:
                 raise UserError(f"{place} is longer than {LONGEST_LINE >> 20} MB; split it, or write its text as .txt.")
             yield place, line
 
 
 @contextlib.contextmanager
-def open_text(path: str) -> Iterator[TextIO]:
-    """Open a file of UTF-8 text, decompressed by its suffix.
+def open_text(path: str, start: int = 0, end: int | None = None) -> Iterator[TextIO]:
+    """Open a file of UTF-8 text, decompressed by its suffix, or a range of bytes of an uncompressed one.
 
     Only a newline character ends a line. All errors of reading become UserError.
     """
     with reading(path):
         try:
-            with epath.Path(path).open("rb") as raw, io.BufferedReader(_decompressed(raw, path), BLOCK) as stream:
-                yield io.TextIOWrapper(stream, encoding="utf-8-sig", newline="\n")
+            with epath.Path(path).open("rb") as raw:
+                whole = _decompressed(raw, path) if end is None else _Range(raw, start, end)
+                with io.BufferedReader(whole, BLOCK) as stream:
+                    yield io.TextIOWrapper(stream, encoding="utf-8" if start else "utf-8-sig", newline="\n")
         except UnicodeDecodeError as error:
             likely = _likely_encoding(error.object)
             raise UserError(
@@ -166,6 +169,44 @@ def open_text(path: str) -> Iterator[TextIO]:
                 f"{path} is truncated or damaged ({error}); fetch or compress it again, or leave it out of "
                 "--data.source."
             ) from error
+
+
+class _Range(io.RawIOBase):
+    """Reader of a range of bytes."""
+
+    def __init__(self, raw: BinaryIO, start: int, end: int) -> None:
+        raw.seek(start)
+        self._raw, self._left = raw, end - start
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._raw.read(min(len(buffer), self._left))
+        buffer[: len(data)], self._left = data, self._left - len(data)
+        return len(data)
+
+
+def boundary(path: str, place: int, kind: str) -> int:
+    """Return where the part of a file that `place` bytes are before begins: a function of file and place alone.
+
+    It is the first line after `place`; of kind "text" the first one after a blank line, if there is one within a
+    megabyte, and in a longer line the first word.
+    """
+    with reading(path), epath.Path(path).open("rb") as raw:
+        size = raw.seek(0, io.SEEK_END)
+        if place <= 0 or place >= size:
+            return min(max(place, 0), size)
+        raw.seek(place - 1)
+        data, start = raw.read(BLOCK), place - 1
+        if kind == "text":
+            for end in (rb"\n[ \t\r\x0b\x0c]*\n", rb"\n", rb" ", rb"(?s).(?=[^\x80-\xbf])"):
+                if found := re.search(end, data):
+                    return start + found.end()
+        while data and (found := data.find(b"\n")) < 0:
+            start += len(data)
+            data = raw.read(BLOCK)
+        return start + found + 1 if data else size
 
 
 def _likely_encoding(data: bytes) -> str:

@@ -11,10 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxlm.data import arrow_source, tfds_source
-from jaxlm.data.fingerprint import file_state
 from jaxlm.data.readers import KINDS, LONGEST_LINE, Columns, json_object, read_lines, suffix_of
 from jaxlm.errors import UserError
-from jaxlm.paths import any_path, reading
+from jaxlm.paths import any_path, file_state, reading
 
 Row = tuple[str, dict[str, Any]]
 """Place for messages, and values by column."""
@@ -29,7 +28,7 @@ def kind_of(source: str) -> str | None:
     return dataset if dataset in ("tfds", "hf") else "json" if suffix == ".json" else KINDS.get(suffix)
 
 
-def read_rows(source: str, columns: Columns) -> Iterator[Row | UserError]:
+def read_rows(source: str, columns: Columns, start: int = 0, end: int | None = None) -> Iterator[Row | UserError]:
     """Return the rows of a file or of a dataset, and an error in place of each row that cannot be read.
 
     Args:
@@ -37,6 +36,9 @@ def read_rows(source: str, columns: Columns) -> Iterator[Row | UserError]:
             array of objects (where "question.stem" is a field of a field), .parquet, .csv, or .tsv and .txt (see
             `_table_rows`).
         columns: The columns to read.
+        start: Where to begin, if it is a part of the source: a byte of JSON lines, a group of rows of .parquet, a row
+            of a dataset.
+        end: Where to end; None for all of the source.
 
     Raises:
         UserError: The source cannot be read, or a column is missing.
@@ -50,12 +52,12 @@ def read_rows(source: str, columns: Columns) -> Iterator[Row | UserError]:
             f"{source} is of no known kind; its name must end in .tsv, .txt, .csv or .jsonl, and then perhaps .gz, .xz "
             "or .zst, or in .parquet."
         )
-    return _READERS[kind](source, columns)
+    return _READERS[kind](source, columns, *(() if end is None else (start, end)))
 
 
-def _json_lines(path: str) -> Iterator[tuple[str, str]]:
+def _json_lines(path: str, start: int, end: int | None) -> Iterator[tuple[str, str]]:
     """Return (place, JSON) of each line that is not blank, or of each item of a file that is one array."""
-    lines = ((place, line) for place, line in read_lines(path) if line.strip())
+    lines = ((place, line) for place, line in read_lines(path, start, end) if line.strip())
     first = list(itertools.islice(lines, 1))
     lines = itertools.chain(first, lines)
     if not (first and first[0][1].lstrip().startswith("[")):
@@ -65,8 +67,8 @@ def _json_lines(path: str) -> Iterator[tuple[str, str]]:
     return ((f"{path}, row {number}", json.dumps(row)) for number, row in rows)
 
 
-def _json_rows(path: str, columns: Columns) -> Iterator[Row | UserError]:
-    for place, line in _json_lines(path):
+def _json_rows(path: str, columns: Columns, start: int = 0, end: int | None = None) -> Iterator[Row | UserError]:
+    for place, line in _json_lines(path, start, end):
         try:
             row = json_object(line, place)
             found = {name: _field(row, name, place, columns) for name in columns.names}

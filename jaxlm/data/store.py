@@ -1,12 +1,10 @@
-"""The token store: a text, tokenized once, as flat arrays of ids and document offsets.
+"""The token store: a text, tokenized once, as a manifest of shards and an index of the splits.
 
-A store is a folder with `manifest.json` and, for each of the splits `train` and `held_out`, the arrays `tokens`
-(uint16 or uint32), `offsets` (int64 [documents + 1]) and `counts` (int64, the count of each id). It is finished if and
-only if it has a manifest. The splits are in the folder that the manifest names as `arrays`, a new one for each build.
-A store depends on no objective: it has no special tokens, windows or masks.
-
-A text with mentions of entities adds `entities.json`, a list of their names, and an array `entities` beside each
-`tokens` (uint32): the place in that list, from 1, of the entity whose mention begins at the token; 0 for none.
+A store is a folder with `manifest.json` and, for each of the splits `train` and `held_out`, the arrays `offsets` (of
+documents in the tokens of the split), `runs` (offsets of runs of tokens that follow each other in a shard), `places`
+(where the runs begin in the tokens of all shards), and `counts` (int64, the count of each id). It is finished if and
+only if it has a manifest. The tokens stay in the shards (`jaxlm.data.shards`), which several stores may share. A store
+depends on no objective: it has no special tokens, windows or masks.
 """
 
 from __future__ import annotations
@@ -14,61 +12,90 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Collection
+import os
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import fsspec
 import numpy as np
 from etils import epath
 
-from jaxlm.data import arrays
-from jaxlm.data.arrays import FlatArray, damaged
+from jaxlm.data.arrays import FlatArray, Increasing, damaged, write_array
 from jaxlm.data.base import RowFormat, Statistics, entropy
 from jaxlm.data.batches import Batches
-from jaxlm.data.fingerprint import Survey
 from jaxlm.data.readers import read_names
+from jaxlm.data.shards import Shard, Shards
+from jaxlm.data.splits import Index, SplitText, tokens_of
 from jaxlm.data.windows import DocumentWindows, PackedWindows, Split
 from jaxlm.errors import UserError
-from jaxlm.tokenizers.unknown import describe_unknown
+from jaxlm.paths import new_folder, write_whole
+from jaxlm.tokenizers.unknown import NUM_WORDS, describe_unknown
 
-FORMAT = 3
-"""Version of the files; version 2 did not count [UNK]."""
+FORMAT = 4
+"""Version of the files; version 3 had copies of all tokens."""
 MANIFEST = "manifest.json"
-ENTITIES = "entities.json"
 SPLITS = ("train", "held_out")
 
 
-def store_fingerprint(
-    text: Survey, tokenizer: str, held_out: float, sentences: bool = False, repeated: Collection[int] = ()
-) -> str:
-    """Return the SHA-256 (hex) of the fingerprints of text and tokenizer and of the settings.
+def write_store(
+    folder: epath.Path, source: str, held_out: float, shards: Shards, text: SplitText,
+    leaves: Callable[[int], np.ndarray] | None = None,
+) -> None:
+    """Write the store of a text whose shards are complete.
 
-    It excludes the FORMAT of the files, so that a run can continue with the same tokens in other files.
+    Args:
+        folder: folder of the store.
+        source: name of the text, for messages.
+        held_out: share of the text that is held out.
+        shards: what made the shards.
+        text: the shards, with their splits.
+        leaves: which documents of a shard are left out since they are held out; None for none.
     """
-    facts = {"format": 2, "text": text.fingerprint, "tokenizer": tokenizer, "held_out": held_out}
-    facts |= {"sentences": True} if sentences else {}
-    facts |= {"repeated": sorted(repeated)} if repeated else {}
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    tokenizer = shards.tokenizer
+    folder.rmtree(missing_ok=True)  # if it lacks its manifest
+    with new_folder(folder) as new:
+        index = Index(new, text, leaves)
+        for split in SPLITS:
+            write_array(new / split / "counts", index.counts[split])
+        facts = {"format": FORMAT, "text": text.totals.digest, "tokenizer": tokenizer.fingerprint, "held_out": held_out,
+                 "sentences": shards.sentences, "left_out": index.left_out}
+        words = dict.fromkeys(word for shard in text.shards for word in shard.facts["unknown_words"])
+        manifest = facts | {
+            "fingerprint": hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest(),
+            "held_out_tail": text.rule.tail < text.totals.bytes,
+            "unit": "sentences" if shards.sentences else "documents",
+            "source": source,
+            "vocabulary": {name: getattr(tokenizer.vocabulary, name) for name in ("size", "pad", "eos", "unk")},
+            "unknown_words": list(words)[:NUM_WORDS],
+            "dtype": text.shards[0].facts["dtype"],
+            "mentions": sum(shard.facts["mentions"] for shard in text.shards),
+            "blank": sum(shard.facts["blank"] for shard in text.shards),
+            "documents": sum(shard.facts["documents"] for shard in text.shards),
+            "duplicates": int(sum(removed.sum() for removed in text.removed)),
+            "also_held_out": index.num_left_out,
+            "parts": index.parts,
+            "shards": [[shard.path.name, shard.facts["tokens"]] for shard in text.shards],
+        }
+        write_whole(new / MANIFEST, json.dumps(manifest).encode())
 
 
 class Store:
     """A finished token store, opened for reading."""
 
-    def __init__(self, folder: str) -> None:
-        """Open the store in `folder`.
+    def __init__(self, folder: str | os.PathLike[str], shards: str | os.PathLike[str]) -> None:
+        """Open the store in `folder`, whose shards are in the folder `shards`.
 
         Raises:
             UserError: the folder has no store, one of another version, a damaged one, or one of nothing but [UNK].
         """
-        self.folder = str(folder)
-        self.manifest = _read_manifest(self.folder)
+        self.folder = os.fspath(folder)
+        self.manifest = read_manifest(self.folder)
+        self._shards = [epath.Path(shards) / name for name, _ in self.manifest["shards"]]
         self.fingerprint: str = self.manifest["fingerprint"]
         vocabulary = self.manifest["vocabulary"]
         self.vocab_size: int = vocabulary["size"]
         self.pad: int = vocabulary["pad"]
         self.eos: int = vocabulary["eos"]
-        self.has_entities: bool = "entities" in self.manifest
-        self._context = arrays.context()
+        self.has_entities: bool = self.manifest["mentions"] > 0
         self._entity_ids: dict[str, np.ndarray] = {}
         counts = self.counts("train") + self.counts("held_out")
         words, source = self.manifest["unknown_words"], self.manifest["source"]
@@ -86,7 +113,7 @@ class Store:
 
     def counts(self, split: str) -> np.ndarray:
         """Return the count of each id in a split: int64 [vocab_size]."""
-        return self._array(split, "counts", self.vocab_size).read(0, self.vocab_size)
+        return FlatArray(epath.Path(self.folder) / split / "counts", "int64", self.vocab_size).read(0, self.vocab_size)
 
     @functools.cached_property
     def statistics(self) -> Statistics:
@@ -109,6 +136,17 @@ class Store:
             f" {held_out.num_tokens:,} held out ({of})"
         )
         return "; ".join(filter(None, [tokens, self.unknown, self.has_entities and self._entity_summary]))
+
+    def remarks(self, source: str, kind: str) -> Iterator[str]:
+        """Yield which documents are left out, and why; `kind` is that of the duplicates."""
+        facts = self.manifest
+        if facts["blank"]:
+            yield f"Rows of {source} without text, which are left out: {facts['blank']:,}"
+        if kind != "off":
+            yield (f"Left out of {source} as {kind} duplicates: {facts['duplicates']:,} of {facts['documents']:,} "
+                   "documents")
+        if facts["also_held_out"]:
+            yield f"Left out of the training text of {source}, as held out: {facts['also_held_out']:,} documents"
 
     def batches(self, split: str, batch_size: int, row_format: RowFormat, seed: int) -> Batches:
         """Return batches of windows; see `jaxlm.data.base.Source`.
@@ -164,68 +202,74 @@ class Store:
                 "jaxlm.knowledge.linked_text.LinkedText."
             )
         if graph not in self._entity_ids:
-            names = json.loads((epath.Path(self.folder) / ENTITIES).read_text())
             ids = {name: number for number, name in enumerate(read_names(graph, "entity"))}
-            found = np.array([-1, *(ids.get(name, -1) for name in names)], np.int32)
+            found = np.array([-1, *(ids.get(name, -1) for name in self._entity_names)], np.int32)
             if found.max() < 0:
                 raise UserError(
-                    f"{graph} has none of the {len(names):,} entities that the text mentions, such as {names[0]!r}; "
-                    "choose vectors of the same knowledge graph."
+                    f"{graph} has none of the {len(self._entity_names):,} entities that the text mentions, such as "
+                    f"{self._entity_names[0]!r}; choose vectors of the same knowledge graph."
                 )
             self._entity_ids[graph] = found
         return self._entity_ids[graph]
 
+    @functools.cached_property
+    def _names_by_shard(self) -> list[list[str]]:
+        """Names of the entities of each shard."""
+        return [Shard(path).facts["names"] for path in self._shards]
+
+    @functools.cached_property
+    def _entity_names(self) -> list[str]:
+        """Names of the entities of all shards, one shard after the other."""
+        return [name for names in self._names_by_shard for name in names]
+
     @property
     def _entity_summary(self) -> str:
         """Numbers of mentions and entities, and how many of these the knowledge graphs of the batches have."""
-        mentions = sum(self.manifest["parts"][split]["mentions"] for split in SPLITS)
-        known = [f", {(ids >= 0).sum():,} of them in {graph}" for graph, ids in self._entity_ids.items()]
-        return f"{mentions:,} mentions of {self.manifest['entities']:,} entities{''.join(known)}"
+        names = self._entity_names
+        said = f"{self.manifest['mentions']:,} mentions of {len(set(names)):,} entities"
+        for graph, ids in self._entity_ids.items():
+            known = {name for name, number in zip(names, ids[1:], strict=True) if number >= 0}
+            said += f", {len(known):,} of them in {graph}"
+        return said
 
     def _split(self, split: str) -> Split:
-        facts = self.manifest["parts"][split]
+        facts, folder = self.manifest["parts"][split], epath.Path(self.folder) / split
+        sizes = [size for _, size in self.manifest["shards"]]
+        entities = None
+        if self.has_entities:
+            before = np.cumsum([0, *(len(names) for names in self._names_by_shard)])
+            entities = tokens_of(folder, self._shards, sizes, "uint32", facts["runs"], "entities", before)
         return Split(
             documents=facts["documents"],
             num_tokens=facts["tokens"],
             text_bytes=facts["text_bytes"],
-            tokens=self._array(split, "tokens", facts["tokens"]),
-            offsets=self._array(split, "offsets", facts["documents"] + 1),
-            entities=self._array(split, "entities", facts["tokens"]) if self.has_entities else None,
+            tokens=tokens_of(folder, self._shards, sizes, self.manifest["dtype"], facts["runs"]),
+            offsets=Increasing(folder / "offsets", facts["documents"]),
+            entities=entities,
+            folder=folder,
         )
 
-    def _array(self, split: str, name: str, size: int) -> FlatArray:
-        return FlatArray(str(_split_folder(self.folder, self.manifest, split) / name), size, self._context)
 
-
-def is_finished(folder: str) -> bool:
+def is_finished(folder: str | os.PathLike[str]) -> bool:
     """Return whether the folder holds a finished store."""
     return (epath.Path(folder) / MANIFEST).exists()
 
 
-def _read_manifest(folder: str) -> dict[str, Any]:
+def read_manifest(folder: str | os.PathLike[str]) -> Mapping[str, Any]:
+    """Return the manifest of a store.
+
+    Raises:
+        UserError: the folder has no store, one of another version or a damaged one.
+    """
     path = epath.Path(folder) / MANIFEST
     try:
         manifest = json.loads(path.read_text())
     except FileNotFoundError as error:
-        raise UserError(f"{folder} holds no finished token store.") from error
+        raise UserError(f"{os.fspath(folder)} holds no finished token store.") from error
     except ValueError as error:
-        raise damaged(folder, f"{MANIFEST} is not JSON") from error
+        raise damaged(os.fspath(path), "it is not JSON") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise UserError(f"The token store {folder} is of another version of jaxlm; delete that folder to rebuild it.")
-    for split in SPLITS:
-        expected = manifest["parts"][split]["disk_bytes"]
-        found = disk_bytes(str(_split_folder(folder, manifest, split)))
-        if found != expected:
-            raise damaged(folder, f"{split} takes {found:,} bytes on disk instead of {expected:,}")
+        raise UserError(
+            f"The token store {os.fspath(folder)} is of another version of jaxlm; delete that folder to rebuild it."
+        )
     return manifest
-
-
-def _split_folder(folder: str, manifest: dict[str, Any], split: str) -> epath.Path:
-    """Return the folder of a split's arrays."""
-    return epath.Path(folder) / manifest.get("arrays", "") / split
-
-
-def disk_bytes(folder: str) -> int:
-    """Return the total size of the files below a folder."""
-    store, path = fsspec.core.url_to_fs(folder)
-    return store.du(path)

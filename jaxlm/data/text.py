@@ -6,27 +6,28 @@ import dataclasses
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from etils import epath
 
 from jaxlm.data.base import Data, RowFormat, Source, random_tokens
-from jaxlm.data.build import StoreBuild
 from jaxlm.data.cache import cache_folder
 from jaxlm.data.corpus import SOURCES, Corpus, open_corpus
 from jaxlm.data.describe import describe_text
-from jaxlm.data.duplicates import Deduplicate, repeated_documents, without_duplicates
-from jaxlm.data.fingerprint import HeldOutRule, Survey, sample, survey
+from jaxlm.data.duplicates import Deduplicate, Keys, find_duplicates
+from jaxlm.data.engine import Job, Work, run_jobs
 from jaxlm.data.mixture import Mixture, parse_mixture, shares_of
+from jaxlm.data.parts import Part, Reader, sample
 from jaxlm.data.rows import kind_of
-from jaxlm.data.store import FORMAT, store_fingerprint
+from jaxlm.data.shards import Shards
+from jaxlm.data.splits import SplitText, repeated
+from jaxlm.data.store import FORMAT, Store, is_finished, write_store
 from jaxlm.errors import UserError
 from jaxlm.fields import field
-from jaxlm.paths import write_whole
+from jaxlm.paths import in_bucket
 from jaxlm.tokenizers.files import MARKER
-from jaxlm.tokenizers.tokenizer import Tokenizer
+from jaxlm.tokenizers.tokenizer import Tokenizer, replace_surrogates
 from jaxlm.tokenizers.training import Kind, Normalization, train_tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Report, TokenBatch
@@ -91,7 +92,7 @@ class TextData(Data):
     """Folder of tokenizers and token stores; by default $JAXLM_CACHE, else ~/.cache/jaxlm."""
 
     workers: int = field(0, resumable=True, range="[0, inf)")
-    """Number of tokenizing threads; 0 means one per core, up to 8."""
+    """Number of tokenizing processes; 0 means one per core."""
 
     @property
     def shared_cache(self) -> epath.Path:
@@ -111,63 +112,60 @@ class TextData(Data):
             tokenizer.vocabulary.id(name)
         return tokenizer
 
-    def sample(self, report: Report = print) -> tuple[Any, Iterator[str]]:
-        """Return what identifies the text, and some ten megabytes drawn evenly from it, for the words of a vocabulary.
+    def sample(self, report: Report = print) -> list[str]:
+        """Return some ten megabytes of the text from evenly spaced places, for the words of a vocabulary.
 
-        They have the sources of a mixture by their shares in bytes.
+        They have the sources of a mixture by their shares in bytes. At most ten times as much is read.
         """
-        sources = self._sources(report)
-        texts = [data._survey(corpus, report) for data, corpus, _ in sources.values()]
-        weights, sizes = [weight for *_, weight in sources.values()], [text.bytes for text in texts]
+        sources = self._sources()
+        weights, sizes = zip(*((weight, corpus.size) for _, corpus, weight in sources.values()), strict=True)
         shares = shares_of(weights, sizes, self.temperature).tolist()
-        identity: Any = [[text.fingerprint, share] for text, share in zip(texts, shares, strict=True)]
-        identity = texts[0].fingerprint if "" in sources else identity
-        opened = zip(sources.values(), sizes, shares, strict=True)
-        samples = (sample(corpus.pieces(), size, round(share * _SAMPLE)) for (_, corpus, _), size, share in opened)
-        return identity, itertools.chain.from_iterable(samples)
+        opened = zip(sources.values(), shares, strict=True)
+        texts = [text for (_, corpus, _), share in opened for text in sample(corpus.parts, round(share * _SAMPLE))]
+        if not texts:
+            raise UserError(f"{self.source} holds no text; every document in it is empty.")
+        return texts
 
     def check_format(self, row_format: RowFormat) -> None:
         """Raise UserError for a stream of a mixture; see `jaxlm.data.base.Data`."""
         if row_format.stride and "" not in parse_mixture(self.source, self.temperature):
             raise UserError("This objective reads a text in its order; leave weights and --data.temperature out.")
 
-    def survey(self, report: Report = print) -> None:
-        """Read the text once; see `jaxlm.data.base.Data`."""
-        sources = self._sources(report)
-        for data, corpus, _ in sources.values():
-            text = data._survey(corpus, report)
-            if corpus.remark:
-                report(corpus.remark)
-            if text.blank:
-                report(f"Rows of {corpus.source} without text, which are left out: {text.blank:,}")
-        self._repeated(sources, report)
+    def jobs(self, tokenizer: Tokenizer) -> list[Job]:
+        """Return what tokenizes each part of the text, and what computes its keys to find duplicates."""
+        parts = [part for _, corpus, _ in self._sources().values() for part in corpus.parts]
+        works: list[Work] = [self._shards(tokenizer)]
+        if self.deduplicate != "off":
+            works.append(self._keys())
+        return [(work, part) for part in parts for work in works]
 
     def tokenize(self, tokenizer: Tokenizer, shard: int, shards: int, report: Report = print) -> None:
         """Tokenize a share of the text into the cache folder; see `jaxlm.data.base.Data`."""
-        for build in self._builds(self._sources(report), tokenizer, report).values():
-            build.tokenize(shard, shards)
+        run_jobs(self.jobs(tokenizer)[shard::shards], self.workers, f"Tokenising {self.source}", report)
 
     def open(self, tokenizer: Tokenizer, report: Report = print) -> Source:
-        """Open the token stores of this text and tokenizer in the cache folder; build those that are missing.
+        """Open the token stores of this text and tokenizer in the cache folder; make what is missing.
 
         Returns:
             A `Store`, or a `Mixture` of them.
         """
-        sources = self._sources(report)
-        stores = {name: build.finish() for name, build in self._builds(sources, tokenizer, report).items()}
+        sources = self._sources()
+        for _, corpus, _ in sources.values():
+            if corpus.remark:
+                report(corpus.remark)
+        stores = self._stores(sources, tokenizer, report)
         return stores.get("") or Mixture(stores, [weight for *_, weight in sources.values()], self.temperature)
 
     def describe(self, tokenizer: Tokenizer, report: Report = print) -> None:
         """Report on each source, from its store and a sample; see `jaxlm.data.base.Data`."""
-        sources = self._sources(report)
-        stores = {name: build.finish() for name, build in self._builds(sources, tokenizer, report).items()}
-        for name, (data, corpus, _) in sources.items():
-            texts = sample(corpus.pieces(), data._survey(corpus, report).bytes, _SAMPLE)
-            for line in describe_text(stores[name], tokenizer, texts, list(stores.values())):
+        sources = self._sources()
+        stores = self._stores(sources, tokenizer, lambda line: None)
+        for name, (_, corpus, _) in sources.items():
+            for line in describe_text(stores[name], tokenizer, sample(corpus.parts, _SAMPLE), list(stores.values())):
                 report(f"{corpus.source}: {line}")
 
-    def _sources(self, report: Report) -> _Sources:
-        """Return the sources of a mixture, without duplicates, with their weights, by name; "" is that of other text.
+    def _sources(self) -> _Sources:
+        """Return the sources of a mixture with their weights, by name; "" is that of other text.
 
         Raises:
             UserError: a file is in two sources, where it might be held out of one alone; or as `parse_mixture`.
@@ -175,73 +173,96 @@ class TextData(Data):
         self.validate()
         if not self.source.strip():  # `jaxlm import` leaves it empty, for commands that need no text
             raise UserError(f"--data.source is empty; give {SOURCES}.")
-        parsed, found = parse_mixture(self.source, self.temperature), {}
-        for name, (item, _) in parsed.items() if len(parsed) > 1 else ():
+        found: _Sources = {}
+        files: dict[str, str] = {}
+        for name, (item, weight) in parse_mixture(self.source, self.temperature).items():
+            data = dataclasses.replace(self, source=item, temperature=0.0)
+            found[name] = data, open_corpus(item, data.reader), weight
             # Splits of a dataset have files in common.
-            for file in () if kind_of(item) in ("tfds", "hf") else open_corpus(item, self.text_field).stats:
-                if (other := found.setdefault(file, name)) != name:
-                    path = json.loads(file)[0]
-                    raise UserError(f"{other} and {name} of --data.source both have {path}; leave it out of one.")
-        parts = [dataclasses.replace(self, source=item, temperature=0.0) for item, _ in parsed.values()]
-        corpora = [data._corpus() for data in parts]
+            for file in () if kind_of(item) in ("tfds", "hf") else found[name][1].files:
+                if (other := files.setdefault(file, name)) != name:
+                    raise UserError(f"{other} and {name} of --data.source both have {file}; leave it out of one.")
+        return found
+
+    @property
+    def reader(self) -> Reader:
+        """How the documents are read."""
+        return Reader(self.text_field)
+
+    def _shards(self, tokenizer: Tokenizer) -> Shards:
+        return Shards(str(cache_folder(self.cache_dir) / "shards"), tokenizer, self.sentences)
+
+    def _keys(self) -> Keys:
+        return Keys(str(cache_folder(self.cache_dir) / "keys"), self.deduplicate == "near")
+
+    def _stores(self, sources: _Sources, tokenizer: Tokenizer, report: Report) -> dict[str, Store]:
+        """Open the token store of each source, and make what is missing."""
+        shards, stores = self._shards(tokenizer), cache_folder(self.cache_dir) / "stores"
+        names = {name: [shards.path(part).name for part in corpus.parts] for name, (_, corpus, _) in sources.items()}
+        folders = {}
+        for name in names:  # what a source holds out depends on the others
+            facts = [FORMAT, self.held_out, self.deduplicate, list(names.values()), list(names).index(name)]
+            folders[name] = stores / hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:20]
+        if not all(map(is_finished, folders.values())) or not in_bucket(stores):
+            run_jobs(self.jobs(tokenizer), self.workers, f"Tokenising {self.source}", report)
+        if not all(map(is_finished, folders.values())):
+            self._write_stores(sources, shards, folders, report)
+        found = {name: Store(folder, shards.folder) for name, folder in folders.items()}
+        for name, (data, corpus, _) in sources.items():
+            for line in found[name].remarks(corpus.source, self.deduplicate):
+                report(line)
+            data.check_store(found[name])
+        return found
+
+    def _write_stores(
+        self, sources: _Sources, shards: Shards, folders: Mapping[str, epath.Path], report: Report
+    ) -> None:
+        corpora = [corpus for _, corpus, _ in sources.values()]
+        removed: list[list[np.ndarray]] = [[] for _ in corpora]
         if self.deduplicate != "off":
-            corpora = without_duplicates(corpora, self.deduplicate, self.cache_dir, report)
-        opened = zip(parsed.items(), parts, corpora, strict=True)
-        return {name: (data, corpus, weight) for (name, (_, weight)), data, corpus in opened}
-
-    def _repeated(self, sources: _Sources, report: Report) -> list[frozenset[int]]:
-        """Return for each source the documents that leave its training text; see `repeated_documents`."""
-        texts = [data._survey(corpus, report) for data, corpus, _ in sources.values()]
-        rules = [HeldOutRule.of(self.held_out, text) for text in texts]
+            keys, parts = self._keys(), [part for corpus in corpora for part in corpus.parts]
+            report(f"Looking for {self.deduplicate} duplicates in {self.source}")
+            repeats = iter(find_duplicates(keys, parts, self.duplicates_folder(parts)))
+            removed = [list(itertools.islice(repeats, len(corpus.parts))) for corpus in corpora]
+        texts = []
+        for corpus, own in zip(corpora, removed, strict=True):
+            texts.append(SplitText.of(corpus.parts, shards, self.held_out, own))
+            if not texts[-1].totals.documents:
+                raise UserError(f"{corpus.source} holds no text; every document in it is empty.")
         # By its hash, a source holds out all copies of a document.
-        has_tail = any(rule.tail < text.bytes and text.documents > 1 for rule, text in zip(rules, texts, strict=True))
-        if self.deduplicate != "off" or not self.held_out or not (has_tail or len(sources) > 1):
-            return [frozenset()] * len(sources)
-        return repeated_documents([corpus for _, corpus, _ in sources.values()], rules, self.cache_dir, report)
+        is_alone = len(texts) == 1 and not texts[0].has_tail
+        leaves = [None] * len(texts)
+        if self.held_out and self.deduplicate == "off" and not is_alone:
+            leaves = repeated(texts)
+        for folder, corpus, text, own in zip(folders.values(), corpora, texts, leaves, strict=True):
+            write_store(folder, corpus.source, self.held_out, shards, text, own)
 
-    def _builds(self, sources: _Sources, tokenizer: Tokenizer, report: Report) -> dict[str, StoreBuild]:
-        """Return the token store to build of each source."""
-        builds = {}
-        for (name, (data, corpus, _)), repeated in zip(sources.items(), self._repeated(sources, report), strict=True):
-            text = data._survey(corpus, report)
-            fingerprint = store_fingerprint(text, tokenizer.fingerprint, self.held_out, self.sentences, repeated)
-            folder = cache_folder(self.cache_dir) / "stores" / f"{fingerprint[:20]}-{FORMAT}"
-            builds[name] = StoreBuild(
-                str(folder), [part() for part in corpus.parts], text, tokenizer, self.held_out, data.source,
-                self.sentences, self.workers, repeated, report,
-            )
-        return builds
+    def duplicates_folder(self, parts: Sequence[Part]) -> epath.Path:
+        """Return the folder of the duplicates among parts."""
+        names = [self._keys().path(part).name for part in parts]
+        name = hashlib.sha256(json.dumps(names).encode()).hexdigest()[:24]
+        return cache_folder(self.cache_dir) / "duplicates" / name
+
+    def check_store(self, store: Store) -> None:
+        """Raise UserError for the store of a text that lacks what this data needs."""
 
     def synthetic(self, rows: int, row_format: RowFormat, vocabulary: Vocabulary) -> TokenBatch:
         """Return full rows of random text tokens, one document each; see `jaxlm.data.base.Data`."""
         tokens = random_tokens(rows, row_format.length, vocabulary)
         return TokenBatch(tokens, np.indices(tokens.shape, np.int32)[0] + 1)
 
-    def _corpus(self) -> Corpus:
-        return open_corpus(self.source, self.text_field)
-
-    def _survey(self, corpus: Corpus, report: Report) -> Survey:
-        """Return the survey of a text, which is cached under the state of its files."""
-        remembered = cache_folder(self.cache_dir) / "sources" / f"{corpus.stamp[:20]}.json"
-        try:
-            return Survey(**json.loads(remembered.read_text()))
-        except (OSError, ValueError, TypeError):  # there is none, or a damaged one
-            report(f"Reading {corpus.source}")
-        text = survey(*(part() for part in corpus.parts))
-        if text.documents == 0:
-            raise UserError(f"{corpus.source} holds no text; every document in it is empty.")
-        write_whole(remembered, json.dumps(dataclasses.asdict(text)).encode())
-        return text
-
     def _trained_tokenizer(self, symbols: Sequence[str], report: Report) -> Tokenizer:
-        identity, texts = self.sample(report)
+        texts = self.sample(report)
         settings = {"kind": self.tokenizer_kind, "vocab_size": self.vocab_size, "normalization": self.normalization}
-        facts = json.dumps([2, identity, settings, _SAMPLE, *symbols])
+        read = hashlib.sha256()
+        for text in texts:
+            read.update(replace_surrogates(text).encode() + b"\0")
+        facts = json.dumps([3, read.hexdigest(), settings, *symbols])
         name = hashlib.sha256(facts.encode()).hexdigest()[:20]
         folder = cache_folder(self.cache_dir) / "tokenizers" / name
         if not (folder / MARKER).exists():
             report(f"Training a vocabulary of {self.vocab_size:,} ({self.tokenizer_kind}) on {self.source}")
-            train_tokenizer(texts, str(folder), symbols=symbols, **settings)
+            train_tokenizer(iter(texts), str(folder), symbols=symbols, **settings)
         tokenizer = Tokenizer.load(str(folder))
         if self.tokenizer_kind != "bytes" and len(tokenizer) < self.vocab_size:
             sizes = f"{len(tokenizer):,} ids and not {self.vocab_size:,} (--data.vocab-size)"

@@ -15,8 +15,10 @@ from jaxlm.errors import UserError
 _AT_ONCE = 64  # records read together
 
 
-def read_rows(source: str, columns: Columns) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (place, {column: value}) of each record, where place is "SOURCE, record N".
+def read_rows(
+    source: str, columns: Columns, start: int = 0, end: int | None = None
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (place, {column: value}) of each record, or of `start` to `end - 1`, where place is "SOURCE, record N".
 
     A text becomes str, a sequence becomes a list, and a class number becomes the name of the class, or None for -1
     (no label).
@@ -27,8 +29,9 @@ def read_rows(source: str, columns: Columns) -> Iterator[tuple[str, dict[str, An
     builder, data = open_dataset(source)
     chosen = columns.chosen(list(builder.info.features), source)
     names = {column: class_names(source, column) for column in chosen}
-    for start in range(0, len(data), _AT_ONCE):
-        numbers = range(start, min(start + _AT_ONCE, len(data)))
+    end = len(data) if end is None else end
+    for first in range(start, end, _AT_ONCE):
+        numbers = range(first, min(first + _AT_ONCE, end))
         for number, record in zip(numbers, data.__getitems__(list(numbers)), strict=True):
             place = f"{source}, record {number}"
             yield place, {name: _value(record[name], names[name], f"{place}, {name!r}") for name in names}

@@ -1,7 +1,7 @@
 """Fixed-length windows of a split of a token store, read a batch at a time.
 
-Document offsets are looked up in two stages, both array operations on a whole batch. Every `_STRIDE`-th offset is in
-memory; so are all others, unless there are too many.
+The document of a window is found in two stages, both array operations on a whole batch: by the sums over every
+`STRIDE` documents, which are in memory, and then among these.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ import functools
 from collections.abc import Callable
 
 import numpy as np
+from etils import epath
 
-from jaxlm.data.arrays import FlatArray
+from jaxlm.data.arrays import STRIDE, FlatArray, Increasing, Spliced, write_array
 from jaxlm.types import TokenBatch
 
-_STRIDE = 256
-_RESIDENT = 1 << 23  # the largest number of documents with all offsets in memory: 64 MB
-_AT_ONCE = 1 << 17  # offsets per read when a split is opened
 NUMBERS = 1 << 30  # document numbers in a row wrap around here
+_AT_ONCE = 1 << 17  # offsets per read when windows are counted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,43 +30,37 @@ class Split:
         text_bytes: bytes of text.
         tokens: uint16 or uint32 [num_tokens].
         offsets: int64 [documents + 1]; document d is tokens offsets[d] to offsets[d + 1] - 1, never empty.
-        entities: uint32 [num_tokens] for text with entities (see `jaxlm.data.store`).
+        entities: int64 [num_tokens] for text with entities: the place of an entity in the names of all shards, from 1,
+            where its mention begins; else 0.
+        folder: folder of the split in the store.
     """
 
     documents: int
     num_tokens: int
     text_bytes: int
-    tokens: FlatArray
-    offsets: FlatArray
-    entities: FlatArray | None = None
+    tokens: Spliced
+    offsets: Increasing
+    entities: Spliced | None = None
+    folder: epath.Path = epath.Path()
+
+    def sums(self, name: str, measure: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        """Return `_sums` of a measure; of many documents the store keeps them under `name`."""
+        file, count = self.folder / f"{name}-sums", -(-self.documents // STRIDE) + 1
+        if not self.offsets.is_resident and file.exists():
+            return FlatArray(file, "int64", count).read(0, count)
+        sums = _sums(self.offsets, measure)
+        if not self.offsets.is_resident:
+            write_array(file, sums)
+        return sums
 
 
-class _Offsets:
-    """Document offsets by number."""
-
-    def __init__(self, split: Split) -> None:
-        self.documents = split.documents
-        self._array = split.offsets
-        self._held = split.offsets.read(0, split.documents + 1) if split.documents < _RESIDENT else None
-
-    def from_each(self, first: np.ndarray, count: int) -> np.ndarray:
-        """Return `count` offsets from each document `first`: int64 [firsts, count]; past the end the last repeats."""
-        number = first[:, None] + np.arange(count)
-        if self._held is not None:
-            return self._held[np.minimum(number, self.documents)]
-        offsets = self._array.windows(first, count)
-        past = number > self.documents
-        if past.any():
-            offsets[past] = self._array.read(self.documents, self.documents + 1)[0]
-        return offsets
-
-    def every(self, stride: int, measure: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-        """Return the sums of measure(lengths) over the first k * stride documents, for all k: int64 [blocks + 1]."""
-        sums = [np.zeros(1, np.int64)]
-        for start in range(0, self.documents, _AT_ONCE):
-            values = measure(np.diff(self._array.read(start, min(start + _AT_ONCE, self.documents) + 1)))
-            sums.append(np.add.reduceat(values, np.arange(0, len(values), stride)))
-        return np.cumsum(np.concatenate(sums))
+def _sums(offsets: Increasing, measure: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """Return the sums of measure(lengths) over the first k * STRIDE documents, for all k: int64 [blocks + 1]."""
+    sums = [np.zeros(1, np.int64)]
+    for start in range(0, offsets.size, _AT_ONCE):
+        values = measure(np.diff(offsets.read(start, min(start + _AT_ONCE, offsets.size) + 1)))
+        sums.append(np.add.reduceat(values, np.arange(0, len(values), STRIDE)))
+    return np.cumsum(np.concatenate(sums))
 
 
 class DocumentWindows:
@@ -88,14 +81,17 @@ class DocumentWindows:
         """
         self.length, self._pad, self._entity_ids = length, pad, entity_ids
         self._tokens, self._entities = split.tokens, split.entities
-        self._offsets = _Offsets(split)
-        self._before = self._offsets.every(_STRIDE, self._windows)
+        self._split, self._offsets = split, split.offsets
+        self._before = split.sums(f"windows-{length}", self._windows)
         self.count = int(self._before[-1])
 
     @functools.cached_property
     def mean_length(self) -> float:
         """Mean number of tokens of a window."""
-        tokens = self._offsets.every(_STRIDE, lambda sizes: self._windows(sizes) * np.minimum(sizes, self.length))
+        def tokens_of(sizes: np.ndarray) -> np.ndarray:
+            return self._windows(sizes) * np.minimum(sizes, self.length)
+
+        tokens = self._split.sums(f"tokens-{self.length}", tokens_of)
         return int(tokens[-1]) / max(1, self.count)
 
     def _windows(self, lengths: np.ndarray) -> np.ndarray:
@@ -118,7 +114,7 @@ class DocumentWindows:
     def _locate(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the start of each window in the tokens, its number of tokens, and its document."""
         block = np.searchsorted(self._before, index, side="right") - 1
-        near = self._offsets.from_each(block * _STRIDE, _STRIDE + 1)
+        near = self._offsets.windows(block * STRIDE, STRIDE + 1)
         lengths = np.diff(near)
         ends = self._before[block][:, None] + np.cumsum(self._windows(lengths), axis=1)
         document = (ends <= index[:, None]).sum(axis=1)
@@ -126,7 +122,7 @@ class DocumentWindows:
         length = lengths[rows, document]
         number = index - (ends[rows, document] - self._windows(length))
         start = np.minimum(number * self.length, np.maximum(length - self.length, 0))
-        return near[rows, document] + start, np.minimum(length, self.length), block * _STRIDE + document
+        return near[rows, document] + start, np.minimum(length, self.length), block * STRIDE + document
 
 
 class PackedWindows:
@@ -161,8 +157,9 @@ class PackedWindows:
         self.length, self._pad, self._eos, self._stride = length, pad, eos, stride or length
         self._extra = room if eos is None else 1
         self._tokens, self._entities, self._entity_ids = split.tokens, split.entities, entity_ids
-        self._offsets = _Offsets(split)
-        self._before = self._offsets.every(_STRIDE, lambda lengths: lengths + self._extra)
+        self._offsets = split.offsets
+        blocks = np.minimum(np.arange(len(self._offsets.samples)) * STRIDE, split.documents)
+        self._before = self._offsets.samples + self._extra * blocks
         self._size = int(self._before[-1])
         self.count = 0 if self._size < 2 else max(1, 1 + (self._size - length) // self._stride)
         share = split.num_tokens / max(1, self._size) if eos is None else 1.0  # the rest is room
@@ -186,7 +183,7 @@ class PackedWindows:
             # Of a room that the window begins in, `extra - leading` positions lie before it and hold no tokens.
             start -= (self._extra - leading) % self._extra
 
-        def stored(array: FlatArray) -> np.ndarray:
+        def stored(array: Spliced) -> np.ndarray:
             values = array.windows(start, self.length)
             # Each eos before a position shifts the stored tokens by one.
             return values if self._eos is None else np.take_along_axis(values, position - (segment - 1), axis=1)
@@ -210,14 +207,14 @@ class PackedWindows:
         rows = np.arange(len(start))[:, None]
         block = np.searchsorted(self._before, start, side="right") - 1
         # A window touches at most `length` documents after its first one, since no document is empty.
-        count = _STRIDE + self.length + 1
-        number = block[:, None] * _STRIDE + np.arange(count)
-        begins = self._offsets.from_each(block * _STRIDE, count)
-        begins = begins + self._extra * np.minimum(number, self._offsets.documents)
+        count = STRIDE + self.length + 1
+        number = block[:, None] * STRIDE + np.arange(count)
+        begins = self._offsets.windows(block * STRIDE, count)
+        begins = begins + self._extra * np.minimum(number, self._offsets.size)
         relative = begins - start[:, None]
-        first = block * _STRIDE + (relative <= 0).sum(axis=1) - 1
+        first = block * STRIDE + (relative <= 0).sum(axis=1) - 1
         marks = np.zeros((len(start), self.length + max(1, self._extra)), np.int64)
-        inside = (relative > 0) & (relative < marks.shape[1]) & (number <= self._offsets.documents)
+        inside = (relative > 0) & (relative < marks.shape[1]) & (number <= self._offsets.size)
         marks[np.broadcast_to(rows, relative.shape)[inside], relative[inside]] = 1
         segment = 1 + np.cumsum(marks[:, : self.length], axis=1)
         is_end = np.zeros_like(segment, bool)

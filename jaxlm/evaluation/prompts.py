@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from jaxlm.data.corpus import read_documents
+from jaxlm.data.parts import Reader
 from jaxlm.data.readers import Columns, texts_of
 from jaxlm.data.rows import kind_of
 from jaxlm.errors import UserError
@@ -196,7 +196,7 @@ def _rows(task: PromptTask, path: str) -> Iterator[TableRow]:
             yield row
         return
     document, number = "", 0
-    for piece in read_documents(path, "text"):
+    for piece in Reader().read(path):
         document += piece.text
         if piece.last:
             number += 1

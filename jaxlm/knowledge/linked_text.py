@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Iterator
 
 import numpy as np
 
 from jaxlm.data.base import RowFormat
-from jaxlm.data.corpus import Corpus, open_corpus
-from jaxlm.data.fingerprint import Survey, file_state
+from jaxlm.data.parts import Reader
 from jaxlm.data.readers import Piece
+from jaxlm.data.store import Store
 from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.knowledge.linker import Linker
-from jaxlm.paths import reading
+from jaxlm.paths import file_state, reading
 from jaxlm.tokenizers.vocabulary import Vocabulary
-from jaxlm.types import Report, TokenBatch
+from jaxlm.types import TokenBatch
 
 _SYNTHETIC_ENTITIES = 256
 _SYNTHETIC_SHARE = 1 / 16
@@ -45,25 +46,36 @@ class LinkedText(TextData):
         entities = draw.integers(0, _SYNTHETIC_ENTITIES, batch.tokens.shape, np.int32)
         return batch._replace(entities=np.where(draw.random(entities.shape) < _SYNTHETIC_SHARE, entities, -1))
 
-    def _corpus(self) -> Corpus:
+    @property
+    def reader(self) -> Reader:
         if not self.entity_names:
-            return open_corpus(self.source, self.text_field, self.entities_field)
-        corpus = super()._corpus()
+            return Reader(self.text_field, self.entities_field)
         with reading(self.entity_names):
-            state = json.dumps([self.entity_names, *file_state(self.entity_names)])
+            return LinkingReader(self.text_field, "", self.entity_names, json.dumps(file_state(self.entity_names)))
 
-        def pieces() -> Iterator[Piece]:
-            linker = Linker(self.entity_names)  # read only if the text is
-            for piece in corpus.pieces():
-                yield piece._replace(mentions=tuple(linker.link(piece.text)))
-
-        return dataclasses.replace(corpus, parts=(pieces,), stats=(*corpus.stats, state))
-
-    def _survey(self, corpus: Corpus, report: Report) -> Survey:
-        text = super()._survey(corpus, report)
-        if not text.mentions:
+    def check_store(self, store: Store) -> None:
+        if not store.has_entities:
             raise UserError(
                 f"{self.source} has no mention of an entity; give .jsonl with a field {self.entities_field!r}, or a "
                 "table of names that occur in it with --data.entity-names."
             )
-        return text
+
+
+@dataclasses.dataclass(frozen=True)
+class LinkingReader(Reader):
+    """Reader that finds mentions by a table of names."""
+
+    names: str = ""
+    """The table."""
+    state: str = ""
+    """Its state, see `jaxlm.paths.file_state`."""
+
+    def read(self, source: str, start: int = 0, end: int | None = None) -> Iterator[Piece]:
+        linker = _linker(self.names, self.state)
+        for piece in super().read(source, start, end):
+            yield piece._replace(mentions=tuple(linker.link(piece.text)))
+
+
+@functools.lru_cache(maxsize=1)
+def _linker(names: str, state: str) -> Linker:
+    return Linker(names)

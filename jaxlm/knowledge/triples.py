@@ -12,12 +12,11 @@ import numpy as np
 from jaxlm.data.base import Data, RowFormat, Statistics
 from jaxlm.data.batches import Batches
 from jaxlm.data.cache import cached_arrays
-from jaxlm.data.fingerprint import file_state
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.knowledge.graph_tokenizer import GraphSize, graph_names, graph_tokenizer
 from jaxlm.knowledge.knowledge_graph import read_triples
-from jaxlm.paths import reading
+from jaxlm.paths import file_state, reading
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Report, TripleBatch

@@ -54,7 +54,6 @@ class Setup:
         e, run, pretrained = self.experiment, self.run, self.pretrained
         data = e.data
         data.check_format(e.objective.row_format(data.length))
-        main_first(lambda: data.survey(report), "read the text", everywhere=False)
         together(
             lambda: data.tokenize(self.tokenizer, jax.process_index(), jax.process_count(), report),
             "the other processes to tokenize their shares of the text",

@@ -1,0 +1,219 @@
+"""Parts of a text: what can be read alone, on any machine.
+
+A part is a file, or some 16 to 256 MB of one that can be divided: uncompressed text and JSON lines at a line, .parquet
+at a group of rows, a dataset at a row. Consecutive files of less than a megabyte are one part. Parts follow from the
+names and sizes of the files (of .parquet also the footer), so all machines have the same ones.
+"""
+
+from __future__ import annotations
+
+import bisect
+import collections
+import dataclasses
+import hashlib
+import itertools
+import json
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+
+from jaxlm.data import arrow_source, python_docs
+from jaxlm.data.mentions import read_mentions
+from jaxlm.data.readers import Columns, Cutter, Piece, boundary, open_text, read_text, suffix_of, text_of
+from jaxlm.data.rows import kind_of, read_rows
+from jaxlm.errors import UserError
+from jaxlm.tokenizers.tokenizer import replace_surrogates
+
+LEAST, MOST = 1 << 24, 1 << 28
+"""Bytes of a part of a larger file: a sixteenth of the file, but at least and at most these."""
+_SMALL = 1 << 20  # bytes of a file that may share a part
+_TOGETHER = 64  # mean number of small files in a part
+_PLACES = 160  # of a sample
+_READ = 10  # times the size of a sample
+EXPANSION = 4
+"""Assumed size of compressed text to that of its file."""
+_DIVISIBLE = (".txt", ".text", ".tokens", ".raw", ".jsonl", ".ndjson")
+
+
+@dataclasses.dataclass(frozen=True)
+class Reader:
+    """How the documents of a source are read; a subclass may add to their pieces."""
+
+    text_field: str = "text"
+    """Column of the text, except in files of text."""
+    entities_field: str = ""
+    """Column of the mentions, which tables lack; "" to read none."""
+
+    @property
+    def columns(self) -> Columns:
+        """The columns of a table or dataset that are read."""
+        advice = "Choose the column of the text with --data.text-field"
+        return Columns([self.text_field], advice, [self.entities_field] if self.entities_field else [])
+
+    def read(self, source: str, start: int = 0, end: int | None = None) -> Iterator[Piece]:
+        """Yield the documents of a file or dataset, or of a range of it; raise UserError for unreadable content.
+
+        Args:
+            source: The file or dataset (see `jaxlm.data.rows.read_rows`).
+            start: Where to begin: a byte of text or JSON lines, a group of rows of .parquet, a row of a dataset.
+            end: Where to end; None for all of the source.
+        """
+        cutter, kind = Cutter(), kind_of(source)
+        if source == "python-docs":
+            for text in python_docs.documents():
+                yield from cutter.document(replace_surrogates(text))
+            return
+        if end is not None and kind in ("text", "json"):
+            start, end = (boundary(source, place, kind) for place in (start, end))
+        if kind == "text":
+            with open_text(source, start, end) as stream:
+                yield from read_text(stream, cutter)
+            return
+        columns = self.columns if kind != "table" else self.columns._replace(optional=())
+        for row in read_rows(source, columns, start, end):
+            if isinstance(row, UserError):
+                raise row
+            place, values = row
+            value = "" if values[self.text_field] is None else values[self.text_field]
+            text = replace_surrogates(text_of(value, place, self.text_field, others=()))
+            mentions = read_mentions(values.get(self.entities_field), text, place, self.entities_field)
+            yield from cutter.document(text, mentions)
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A part of a text.
+
+    Attributes:
+        files: files, read one after the other, or a dataset.
+        reader: how they are read.
+        state: JSON of what detects a change without a full read: names, sizes and times of the files.
+        size: bytes on the disk, or an estimate of them.
+        start: where the part begins in its only file (see `Reader.read`).
+        end: where it ends; None for whole files.
+    """
+
+    files: tuple[str, ...]
+    reader: Reader
+    state: str
+    size: int
+    start: int = 0
+    end: int | None = None
+
+    @property
+    def name(self) -> str:
+        """What identifies the documents: a hash of the state, the range and the reader."""
+        reader = [type(self.reader).__name__, *dataclasses.astuple(self.reader)]
+        return hashlib.sha256(json.dumps([self.state, self.start, self.end, reader]).encode()).hexdigest()
+
+    @property
+    def is_compressed(self) -> bool:
+        """Whether its text is larger than its size, perhaps by much."""
+        return self.files[0].lower().endswith((".gz", ".xz", ".zst", ".parquet"))
+
+    def pieces(self, start: int | None = None) -> Iterator[Piece]:
+        """Yield the documents in pieces; from the place `start` on, if the part has places."""
+        for file in self.files:
+            yield from self.reader.read(file, self.start if start is None else start, self.end)
+
+
+def parts_of_file(path: str, name: str, state: Sequence[int | str], reader: Reader) -> Iterator[Part]:
+    """Yield the parts of a file, given its name without links and its state, which begins with its size."""
+    size, facts = int(state[0]), json.dumps([name, *state])
+    goal = min(max(size // 16, LEAST), MOST)
+    if size < 2 * LEAST or not _may_be_divided(path):
+        yield Part((path,), reader, facts, size)
+    elif suffix_of(path) == ".parquet":
+        groups = list(itertools.accumulate(arrow_source.parquet_groups(path)))
+        count = max(1, groups[-1] // min(max(groups[-1] // 16, LEAST), MOST))
+        ends = sorted({1 + bisect.bisect_left(groups, groups[-1] * k // count) for k in range(1, count + 1)})
+        for start, end in itertools.pairwise([0, *ends]):
+            yield Part((path,), reader, facts, size * (end - start) // len(groups), start, end)
+    else:
+        for start in range(0, size, goal):
+            end = min(start + goal, size)
+            yield Part((path,), reader, facts, end - start, start, end)
+
+
+def _may_be_divided(path: str) -> bool:
+    if not path.lower().endswith((*_DIVISIBLE, ".parquet")):
+        return False
+    if path.lower().endswith((".jsonl", ".ndjson")):  # one array of objects is no JSON lines
+        with open_text(path) as stream:
+            return stream.read(1) != "["
+    return True
+
+
+def parts_of_dataset(source: str, states: Sequence[str], size: int, rows: int, reader: Reader) -> Iterator[Part]:
+    """Yield the parts of `python-docs`, or of a dataset of so many rows, given the states of its files."""
+    count = min(max(1, rows), -(-size // min(max(size // 16, LEAST), MOST))) if rows else 1
+    for number in range(count):
+        start, end = (rows * k // count for k in (number, number + 1))
+        yield Part((source,), reader, json.dumps(states), size // count, start, end if rows else None)
+
+
+def grouped(parts: Sequence[Part]) -> list[Part]:
+    """Join consecutive small files; a group ends where a hash of a name says so, so that it stays if others change."""
+    found, group = [], []
+
+    def close() -> None:
+        if group:
+            states = group[0].state if len(group) == 1 else json.dumps([part.state for part in group])
+            files = tuple(part.files[0] for part in group)
+            found.append(Part(files, group[0].reader, states, sum(part.size for part in group)))
+            group.clear()
+
+    for part in parts:
+        if part.end is not None or part.size >= _SMALL or (group and group[0].reader != part.reader):
+            close()
+        if part.end is not None or part.size >= _SMALL:
+            found.append(part)
+            continue
+        group.append(part)
+        if zlib.crc32(os.path.basename(part.files[0]).encode()) % _TOGETHER == 0:
+            close()
+    close()
+    return found
+
+
+def sample(parts: Sequence[Part], wanted: int) -> Iterator[str]:
+    """Yield about `wanted` bytes of text from evenly spaced places, or all of a smaller text.
+
+    At most ten times as much is read. A part that cannot be entered gives what stands near its beginning.
+    """
+    sizes = [part.size * (EXPANSION if part.is_compressed else 1) for part in parts]
+    if sum(sizes) <= _READ * wanted:
+        yield from _evenly((piece for part in parts for piece in part.pieces()), sum(sizes), wanted)
+        return
+    ends = list(itertools.accumulate(sizes))
+    places = collections.Counter(bisect.bisect_right(ends, ends[-1] * (2 * k + 1) // (2 * _PLACES))
+                                 for k in range(_PLACES))
+    for number, count in sorted(places.items()):
+        part, take = parts[number], wanted // _PLACES
+        if part.end is None or kind_of(part.files[0]) not in ("text", "json"):
+            yield from _evenly(part.pieces(), min(sizes[number], _READ * take * count), take * count)
+        else:
+            for place in range(count):
+                start = part.start + (part.end - part.start) * place // count
+                yield from _evenly(part.pieces(start), take, take)
+
+
+def _evenly(pieces: Iterator[Piece], total: int, wanted: int) -> Iterator[str]:
+    """Sample about `wanted` of the first `total` bytes: whole pieces of documents, or the beginnings of large ones.
+
+    If all is wanted, a text that is larger is read to its end or up to `_READ` times as much.
+    """
+    share, credit, read = min(1.0, wanted / max(1, total)), 0.0, 0
+    for piece in pieces:
+        credit += len(piece.text) * share
+        read += len(piece.text)
+        if piece.text and credit >= len(piece.text) - 0.5:
+            credit -= len(piece.text)
+            yield piece.text
+        elif credit >= 4096:
+            end = piece.text.rfind(" ", 0, int(credit))
+            text = piece.text[: end if end > 0 else int(credit)]
+            credit -= len(text)
+            yield text
+        if read >= _READ * wanted:
+            return

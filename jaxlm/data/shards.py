@@ -1,0 +1,340 @@
+"""Shards: each holds the tokens of a part of a text, and depends on nothing but the part, the tokenizer and settings.
+
+A shard is a folder of flat arrays (`jaxlm.data.arrays`) and facts, under a name that follows from what it depends on:
+
+* tokens: uint16 or uint32, the ids of all documents;
+* entities: uint32, for text with mentions: at the first token of a mention the place of its entity in the facts'
+  `names`, from 1; else 0;
+* ends: uint64, the end of each document in the tokens, or of each sentence where sentences are documents;
+* sentences: uint32, the number of sentences of each document, only there;
+* hashes: uint64, 64 bits of the SHA-256 of each document's text, or of its first piece;
+* sizes: uint64, bytes of UTF-8 of each document;
+* counts: uint32 [vocabulary], the count of each id.
+
+A shard is complete if it has its `facts.json`. One that is there is not made again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import heapq
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from jaxlm.data.arrays import ArrayWriter, FlatArray, damaged, write_array
+from jaxlm.data.mentions import Mentions, divide_mentions, first_tokens
+from jaxlm.data.parts import Part
+from jaxlm.data.readers import NO_TEXT, Piece
+from jaxlm.paths import new_folder, write_whole
+from jaxlm.tokenizers.tokenizer import Tokenizer, split_sentences
+from jaxlm.tokenizers.unknown import NUM_WORDS, unknown_words
+
+FORMAT = 1
+FACTS = "facts.json"
+LEAST = 1 << 15
+"""Bytes of text to hold out at least: some 8,000 tokens of English."""
+_GROUP = 1 << 18  # characters encoded at a time, since encodings take many bytes a token
+# Of every 50th group, texts and their first characters with which the tokenizer is compared with its export.
+_COMPARED_GROUPS, _COMPARED_TEXTS, _COMPARED_LENGTH = 50, 50, 1000
+_space = re.compile(r"\s")
+_PRIME = 2**255 - 19
+_BASE = int.from_bytes(hashlib.sha256(b"jaxlm").digest(), "big") % _PRIME
+Progress = Callable[[int], None]
+"""Gets the number of bytes of text that were read since the last call."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Shards:
+    """The shards of one tokenizer and of its settings; a picklable function from part to shard.
+
+    Attributes:
+        folder: folder of the shards.
+        tokenizer: the tokenizer.
+        sentences: whether each sentence is a document of the rows.
+        threads: threads of SentencePiece; 0 for one a core.
+    """
+
+    folder: str
+    tokenizer: Tokenizer
+    sentences: bool = False
+    threads: int = 0
+
+    def path(self, part: Part, cut: int | None = None) -> epath.Path:
+        """Return the folder of the shard of a part that is divided at byte `cut` of its text."""
+        facts = [FORMAT, part.name, self.tokenizer.fingerprint, self.sentences, cut]
+        return epath.Path(self.folder) / hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
+
+    def is_done(self, part: Part, cut: int | None = None) -> bool:
+        """Return whether the shard of a part is complete."""
+        return (self.path(part, cut) / FACTS).exists()
+
+    def make(self, part: Part, progress: Progress = lambda size: None, cut: int | None = None) -> None:
+        """Tokenize a part into its shard.
+
+        Args:
+            part: the part.
+            progress: is told how much is read.
+            cut: where a document ends and another one begins, at the first white space from this byte on, for text
+                whose end is held out; None for nowhere.
+
+        Raises:
+            UserError: the part cannot be read, or the shard cannot be written.
+        """
+        path = self.path(part, cut)
+        path.rmtree(missing_ok=True)  # if it lacks its facts
+        with new_folder(path) as folder:
+            writer = _ShardWriter(folder, self, cut)
+            for piece in part.pieces():
+                progress(writer.add(piece))
+            writer.close()
+
+
+class _ShardWriter:
+    """Writer of a shard from the pieces of its documents."""
+
+    def __init__(self, folder: epath.Path, shards: Shards, cut: int | None) -> None:
+        self._folder, self._shards, self._tokenizer, self._cut = folder, shards, shards.tokenizer, cut
+        vocabulary = self._tokenizer.vocabulary
+        self._dtype = "uint16" if vocabulary.size <= 1 << 16 else "uint32"
+        self._tokens = ArrayWriter(folder / "tokens", self._dtype)
+        self._entities: ArrayWriter | None = None
+        self._names: dict[str, int] = {}  # of entities, with their places
+        self._ends = ArrayWriter(folder / "ends", "uint64")
+        self._arrays: dict[str, list[int]] = {"hashes": [], "sizes": [], "sentences": []}
+        self._counts = np.zeros(vocabulary.size, np.int64)
+        self._waiting: list[tuple[str, bool, Mentions]] = []  # text, whether it ends a sentence or document, mentions
+        self._characters = self._groups = 0
+        self._words: dict[str, None] = {}
+        self._document, self._hash = hashlib.sha256(), 0
+        self._size = self._sentences = 0  # of the document
+        self._digest = self._bytes = self._blank = self._mentions = self._whole = 0
+        self._divided = -1
+
+    def add(self, piece: Piece) -> int:
+        """Add a piece, and return its size in bytes."""
+        if piece == NO_TEXT:
+            self._blank += 1
+            return 0
+        data = piece.text.encode()
+        if piece.first:
+            self._document = hashlib.sha256(data)
+            self._hash = int.from_bytes(self._document.digest()[:8], "little")
+        else:
+            self._document.update(data)
+        if piece.mentions:
+            self._document.update(json.dumps(piece.mentions).encode())
+            self._mentions += len(piece.mentions)
+        for text, last, mentions in self._divide(piece, data):
+            self._add_text(text, last, mentions)
+        self._bytes += len(data)
+        if piece.last:
+            self._whole += 1
+            self._digest = (self._digest * _BASE + int.from_bytes(self._document.digest(), "big")) % _PRIME
+        if self._characters >= _GROUP:
+            self._encode()
+        return len(data)
+
+    def _divide(self, piece: Piece, data: bytes) -> list[tuple[str, bool, Mentions]]:
+        """Return the text of a piece, whether it ends a document, and mentions; two of them where `cut` divides it."""
+        if self._cut is None or not 0 <= self._cut - self._bytes < len(data):
+            return [(piece.text, piece.last, piece.mentions)]
+        before = len(data[: self._cut - self._bytes].decode(errors="ignore"))
+        space = _space.search(piece.text, before)
+        place = space.start() if space else before
+        self._divided = len(self._arrays["hashes"]) + 1
+        head, tail = piece.text[:place], piece.text[place:]
+        mentions = divide_mentions(piece.mentions, (len(head), len(tail)))
+        return [(head, True, next(mentions)), (tail, piece.last, next(mentions))]
+
+    def _add_text(self, text: str, last: bool, mentions: Mentions) -> None:
+        parts = list(split_sentences(text)) if self._shards.sentences else [text]
+        divided = divide_mentions(mentions, map(len, parts))
+        for number, (part, own) in enumerate(zip(parts, divided, strict=True), 1):
+            ends = last or number < len(parts)
+            self._waiting.append((part, ends, own))
+            self._sentences += ends
+        self._characters += len(text)
+        self._size += len(text.encode())
+        if last:
+            for name, value in (("hashes", self._hash), ("sizes", self._size), ("sentences", self._sentences)):
+                self._arrays[name].append(value)
+            self._size = self._sentences = 0
+
+    def _encode(self) -> None:
+        """Tokenize and write the texts that wait."""
+        texts = [text for text, *_ in self._waiting]
+        if self._groups % _COMPARED_GROUPS == 0:
+            compared = texts[:: -(-len(texts) // _COMPARED_TEXTS)]
+            self._tokenizer.require_equal_ids([text[:_COMPARED_LENGTH] for text in compared])
+        self._groups += 1
+        has_mentions = any(mentions for *_, mentions in self._waiting)
+        found = self._tokenizer.encode_with_offsets(texts) if has_mentions else [
+            (ids, None) for ids in self._tokenizer.encode_arrays(texts, num_threads=self._shards.threads)
+        ]
+        sizes = np.array([len(ids) for ids, _ in found], np.int64)
+        tokens = np.concatenate([np.zeros(0, np.int32), *(ids for ids, _ in found)])
+        ends = self._tokens.size + np.cumsum(sizes)
+        if has_mentions or self._entities is not None:
+            self._add_entities(found, len(tokens))
+        self._ends.append(ends[np.array([ends_unit for _, ends_unit, _ in self._waiting], bool)])
+        self._tokens.append(tokens)
+        counts, unk = np.bincount(tokens, minlength=len(self._counts)), self._tokenizer.vocabulary.unk
+        self._counts += counts
+        if unk >= 0 and counts[unk] and len(self._words) < NUM_WORDS:
+            unknown = (text for text, (ids, _) in zip(texts, found, strict=True) if unk in ids)
+            self._words |= dict.fromkeys(unknown_words(self._tokenizer, unknown))
+        self._waiting, self._characters = [], 0
+
+    def _add_entities(self, found: list[tuple[np.ndarray, np.ndarray]], size: int) -> None:
+        if self._entities is None:
+            self._entities = ArrayWriter(self._folder / "entities", "uint32")
+            self._entities.append(np.zeros(self._tokens.size, "uint32"))
+        values, start = np.zeros(size, "uint32"), 0
+        for (ids, offsets), (*_, mentions) in zip(found, self._waiting, strict=True):
+            for token, entity in first_tokens(offsets, mentions) if mentions else ():
+                values[start + token] = self._names.setdefault(entity, 1 + len(self._names))
+            start += len(ids)
+        self._entities.append(values)
+
+    def close(self) -> None:
+        """Finish the files; the facts are written last."""
+        if self._waiting:
+            self._encode()
+        for file in filter(None, (self._tokens, self._ends, self._entities)):
+            file.close()
+        arrays = {name: np.array(values, "uint64") for name, values in self._arrays.items()}
+        write_array(self._folder / "hashes", arrays["hashes"])
+        write_array(self._folder / "sizes", arrays["sizes"])
+        if self._shards.sentences:
+            write_array(self._folder / "sentences", arrays["sentences"].astype("uint32"))
+        write_array(self._folder / "counts", self._counts.astype("uint32"))
+        facts = {
+            "format": FORMAT, "dtype": self._dtype, "vocabulary": len(self._counts), "tokens": self._tokens.size,
+            "units": self._ends.size, "documents": len(arrays["hashes"]), "bytes": self._bytes, "blank": self._blank,
+            "mentions": self._mentions, "names": list(self._names), "whole": self._whole,
+            "digest": f"{self._digest:064x}", "unknown_words": list(self._words)[:NUM_WORDS],
+            "divided": self._divided, **hash_facts(arrays["hashes"], arrays["sizes"]),
+        }
+        write_whole(self._folder / FACTS, json.dumps(facts).encode())
+
+
+def hash_facts(hashes: np.ndarray, sizes: np.ndarray) -> dict[str, Any]:
+    """Return the lowest and highest hash, and (hash, size) of the documents of LEAST bytes with the lowest hashes."""
+    if not len(hashes):
+        return {"lowest": None, "highest": None, "low": []}
+    few = np.argpartition(hashes, min(len(hashes), 1 << 12) - 1)[: 1 << 12]
+    few = few[np.argsort(hashes[few], kind="stable")]
+    if sizes[few].sum() < LEAST:
+        few = np.argsort(hashes, kind="stable")
+    few = few[: 1 + np.searchsorted(np.cumsum(sizes[few].astype(np.int64)), LEAST)]
+    low = [[int(hashes[i]), int(sizes[i])] for i in few]
+    return {"lowest": low[0][0], "highest": int(hashes.max()), "low": low}
+
+
+class Shard:
+    """A complete shard, opened for reading.
+
+    Attributes:
+        path: its folder.
+        facts: see `_ShardWriter.close`.
+    """
+
+    def __init__(self, path: epath.Path) -> None:
+        """Read the facts.
+
+        Raises:
+            UserError: there are none, or they are damaged.
+        """
+        self.path, file = path, path / FACTS
+        try:
+            self.facts: Mapping[str, Any] = json.loads(file.read_text())
+            is_known = self.facts["format"] == FORMAT
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise damaged(os.fspath(file), str(error)) from error
+        if not is_known:
+            raise damaged(os.fspath(file), "it is of another version of jaxlm")
+
+    @functools.cached_property
+    def hashes(self) -> np.ndarray:
+        """Hash of each document: uint64 [documents]."""
+        return self._read("hashes", "uint64", self.facts["documents"])
+
+    @functools.cached_property
+    def sizes(self) -> np.ndarray:
+        """Bytes of each document: int64 [documents]."""
+        return self._read("sizes", "uint64", self.facts["documents"]).astype(np.int64)
+
+    @property
+    def ends(self) -> np.ndarray:
+        """End of each document, or sentence, in the tokens: int64 [units]."""
+        return self._read("ends", "uint64", self.facts["units"]).astype(np.int64)
+
+    @property
+    def sentences(self) -> np.ndarray | None:
+        """Number of sentences of each document; None where documents are whole."""
+        has_any = (self.path / "sentences").exists()
+        return self._read("sentences", "uint32", self.facts["documents"]) if has_any else None
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Count of each id: int64 [vocabulary]."""
+        return self._read("counts", "uint32", self.facts["vocabulary"]).astype(np.int64)
+
+    def _read(self, name: str, dtype: str, size: int) -> np.ndarray:
+        return FlatArray(self.path / name, dtype, size).read(0, size)
+
+
+@dataclasses.dataclass(frozen=True)
+class Totals:
+    """Facts of a text, from those of its shards.
+
+    Attributes:
+        digest: hash of all documents in order, independent of their distribution over parts.
+        documents: number of documents.
+        bytes: size in UTF-8.
+        lowest: lowest hash of a document.
+        highest: highest hash of a document.
+        least_below: smallest threshold of hashes that holds out at least LEAST bytes (of a small text, a tenth); 0 if
+            the documents below it are more than a fifth of the text.
+    """
+
+    digest: str
+    documents: int
+    bytes: int
+    lowest: int
+    highest: int
+    least_below: int
+
+    @classmethod
+    def of(cls, facts: Iterator[Mapping[str, Any]]) -> Totals:
+        """Add up the facts of shards in order."""
+        digest, documents, size, low, highest = 0, 0, 0, [], 0
+        for each in facts:
+            digest = (digest * pow(_BASE, each["whole"], _PRIME) + int(each["digest"], 16)) % _PRIME
+            documents, size = documents + each["documents"], size + each["bytes"]
+            highest = max(highest, each["highest"] or 0)
+            low = _lowest([*low, *map(tuple, each["low"])])
+        least, held = 0, 0
+        for value, own in low:
+            if held < min(LEAST, size / 10):
+                least, held = 1 + value, held + own
+        least = least if held <= size / 5 else 0
+        return cls(f"{digest:064x}", documents, size, low[0][0] if low else 0, highest, least)
+
+
+def _lowest(documents: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return those (hash, size) with the lowest hashes that have LEAST bytes together, in order."""
+    found, held = [], 0
+    heapq.heapify(documents)
+    while documents and held < LEAST:
+        found.append(heapq.heappop(documents))
+        held += found[-1][1]
+    return found

@@ -1,0 +1,270 @@
+"""Splits of a tokenized text: which documents are held out, which are left out, and where the tokens of each split lie.
+
+Held out are the documents with the lowest hashes, or the end of a text of few documents. Left out are duplicates
+(`jaxlm.data.duplicates`), and documents to train on that repeat one that is held out, of any source of a mixture.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from jaxlm.data.arrays import ArrayWriter, Files, FlatArray, Increasing, IncreasingWriter, Spliced
+from jaxlm.data.parts import Part
+from jaxlm.data.shards import LEAST, Shard, Shards, Totals, hash_facts
+
+TRAIN, HELD_OUT, LEFT_OUT = range(3)
+NAMES = ("train", "held_out", "left_out")
+HASH_BITS = 64
+_AT_ONCE = 1 << 22  # tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class HeldOutRule:
+    """The held-out text: documents with a hash below `below`, and everything after byte `tail` of the text."""
+
+    below: int
+    tail: int
+
+    @classmethod
+    def of(cls, share: float, text: Totals) -> HeldOutRule:
+        """Hold out a share of the documents by hash, or the tail of a text with few documents or large ones.
+
+        At least LEAST bytes are held out, but of a small text a tenth; whole documents make it a little more.
+        """
+        if share <= 0:
+            return cls(0, text.bytes)
+        share = max(share, min(0.1, LEAST / text.bytes))
+        below = max(round(share * (1 << HASH_BITS)), text.least_below)
+        has_many = share * text.documents >= 4
+        if has_many and text.least_below and text.lowest < below <= text.highest:
+            return cls(below, text.bytes)
+        return cls(0, text.bytes - round(share * text.bytes))
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitText:
+    """The shards of a source with the split of each document.
+
+    Attributes:
+        shards: its shards; of a text whose tail is held out the one that the tail begins in is divided there.
+        removed: duplicates, bool [documents], of each shard; () for none.
+        totals: facts of the text without duplicates.
+        rule: what is held out.
+        tail: shard and document that the tail begins with.
+    """
+
+    shards: Sequence[Shard]
+    removed: Sequence[np.ndarray]
+    totals: Totals
+    rule: HeldOutRule
+    tail: tuple[int, int]
+
+    @classmethod
+    def of(
+        cls, parts: Sequence[Part], shards: Shards, share: float, removed: Sequence[np.ndarray] = ()
+    ) -> SplitText:
+        """Decide what is held out of a text; a shard that the tail divides is made anew.
+
+        Args:
+            parts: parts of the text, which all have their shards.
+            shards: the shards.
+            share: share of the text to hold out.
+            removed: duplicates of each part, bool [documents].
+        """
+        opened, removed = [Shard(shards.path(part)) for part in parts], list(removed)
+        totals = Totals.of(_facts(opened, removed))
+        rule = HeldOutRule.of(share, totals)
+        tail = (len(opened), 0)
+        if rule.tail < totals.bytes:
+            number, document, cut = _place(opened, removed, rule.tail)
+            if cut is not None:
+                if not shards.is_done(parts[number], cut):
+                    shards.make(parts[number], cut=cut)
+                opened[number] = Shard(shards.path(parts[number], cut))
+                document = opened[number].facts["divided"]
+                if removed:
+                    removed[number] = np.insert(removed[number], document, removed[number][document - 1])
+            tail = (number, document)
+        return cls(opened, removed, totals, rule, tail)
+
+    @property
+    def has_tail(self) -> bool:
+        """Whether the end of the text is held out, and has documents before it."""
+        return self.tail[0] < len(self.shards) and self.totals.documents > 1
+
+    def splits(self, number: int) -> np.ndarray:
+        """Return the split of each document of a shard, before what is held out elsewhere leaves: int8 [documents]."""
+        shard = self.shards[number]
+        found = np.where(shard.hashes < np.uint64(self.rule.below), HELD_OUT, TRAIN).astype(np.int8)
+        if number >= self.tail[0]:
+            found[self.tail[1] if number == self.tail[0] else 0 :] = HELD_OUT
+        if self.removed:
+            found[self.removed[number]] = LEFT_OUT
+        return found
+
+    def copies(self, number: int, held_out: np.ndarray) -> np.ndarray:
+        """Return which documents to train on of a shard are also held out: bool [documents].
+
+        Args:
+            number: number of the shard.
+            held_out: sorted hashes of all held-out documents.
+        """
+        shard, splits = self.shards[number], self.splits(number)
+        count = np.searchsorted(held_out, shard.hashes, side="right") - np.searchsorted(held_out, shard.hashes)
+        if (number, shard.facts["divided"]) == self.tail:
+            count[self.tail[1] - 1] -= 1  # the second half of a divided document is no copy of the first one
+        return (splits == TRAIN) & (count > 0)
+
+
+def _facts(shards: Sequence[Shard], removed: Sequence[np.ndarray]) -> Iterator[dict[str, Any]]:
+    """Yield the facts of shards without the documents that are removed; the digest is that of all documents."""
+    for number, shard in enumerate(shards):
+        facts = dict(shard.facts)
+        if removed:
+            kept = ~removed[number]
+            facts |= hash_facts(shard.hashes[kept], shard.sizes[kept])
+            facts |= {"documents": int(kept.sum()), "bytes": int(shard.sizes[kept].sum())}
+        yield facts
+
+
+def _place(shards: Sequence[Shard], removed: Sequence[np.ndarray], tail: int) -> tuple[int, int, int | None]:
+    """Return the shard and the document that a byte of the kept text is in, and which byte of the shard's text it is.
+
+    That is None at the beginning of a document.
+    """
+    before = 0
+    for number, shard in enumerate(shards):
+        kept = ~removed[number] if removed else np.ones(shard.facts["documents"], bool)
+        ends = before + np.cumsum(shard.sizes * kept)
+        document = int(np.searchsorted(ends, tail, side="right"))
+        if document < len(ends):
+            inside = tail - int(ends[document] - shard.sizes[document])
+            cut = int(shard.sizes[:document].sum()) + inside
+            return number, document, cut if inside else None
+        before = int(ends[-1]) if len(ends) else before
+    raise ValueError(f"byte {tail} is after the text")
+
+
+def repeated(texts: Sequence[SplitText]) -> list[Callable[[int], np.ndarray] | None]:
+    """Return for each source which documents of a shard to leave out, since a source holds them out; None for none.
+
+    Sources hold out different shares, and the tail of a small text may repeat a document before it. Documents are equal
+    if their hashes are. A source keeps its repeats if it would otherwise be empty.
+    """
+    held_out = np.sort(np.concatenate([
+        shard.hashes[text.splits(number) == HELD_OUT] for text in texts for number, shard in enumerate(text.shards)
+    ]))
+    found: list[Callable[[int], np.ndarray] | None] = []
+    for text in texts:
+        copies = trained = 0
+        for number in range(len(text.shards)):
+            copies += int(text.copies(number, held_out).sum())
+            trained += int((text.splits(number) == TRAIN).sum())
+        found.append(_copies(text, held_out) if 0 < copies < trained else None)
+    return found
+
+
+def _copies(text: SplitText, held_out: np.ndarray) -> Callable[[int], np.ndarray]:
+    return lambda number: text.copies(number, held_out)
+
+
+def tokens_of(folder: epath.Path, paths: Sequence[epath.Path], sizes: Sequence[int], dtype: str, runs: int,
+              name: str = "tokens", base: np.ndarray | None = None) -> Spliced:
+    """Open the tokens, or entities, of a split.
+
+    Args:
+        folder: folder of the split.
+        paths: folders of the shards.
+        sizes: number of tokens of each shard.
+        dtype: their type.
+        runs: number of runs of the split.
+        name: name of the array in the shards.
+        base: see `Spliced`.
+    """
+    files = Files([os.fspath(path / name) for path in paths], dtype)
+    starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
+    return Spliced(files, starts, Increasing(folder / "runs", runs), FlatArray(folder / "places", "int64", runs), base)
+
+
+class Index:
+    """The index of a token store, which tells where the tokens of each split lie.
+
+    Attributes:
+        parts: of each split, numbers of documents, tokens, runs and bytes of text, and the longest document.
+        counts: of each split, the count of each id: int64 [vocabulary].
+        left_out: SHA-256 (hex) of the documents that are left out; "" for none.
+        num_left_out: number of documents to train on that are left out since they are held out.
+    """
+
+    def __init__(self, folder: epath.Path, text: SplitText, leaves: Callable[[int], np.ndarray] | None) -> None:
+        """Write the arrays `offsets`, `runs` and `places` of each split in a folder."""
+        writers = [_SplitWriter(folder / name) for name in NAMES]
+        marks, self.num_left_out, place = hashlib.sha256(), 0, 0
+        total = np.zeros(text.shards[0].facts["vocabulary"], np.int64)
+        for number, shard in enumerate(text.shards):
+            splits = text.splits(number)
+            if leaves is not None:
+                left = leaves(number)
+                self.num_left_out += int(left.sum())
+                splits[left] = LEFT_OUT
+            marks.update(np.packbits(splits == LEFT_OUT).tobytes())
+            sentences, ends = shard.sentences, shard.ends
+            of_units = splits if sentences is None else np.repeat(splits, sentences)
+            for split, writer in enumerate(writers):
+                writer.add(place, ends, of_units == split, int(shard.sizes[splits == split].sum()))
+            place += shard.facts["tokens"]
+            total += shard.counts
+            vars(shard).pop("hashes", None), vars(shard).pop("sizes", None)  # which would fill the memory
+        self.parts = {name: writer.close() for name, writer in zip(NAMES, writers, strict=True)}
+        paths, facts = [shard.path for shard in text.shards], [shard.facts for shard in text.shards]
+        sizes, dtype = [each["tokens"] for each in facts], facts[0]["dtype"]
+        self.counts = {
+            name: count_ids(tokens_of(folder / name, paths, sizes, dtype, self.parts[name]["runs"]), len(total))
+            for name in NAMES[1:]
+        }
+        self.counts["train"] = total - self.counts["held_out"] - self.counts["left_out"]
+        self.left_out = marks.hexdigest() if self.parts["left_out"]["text_bytes"] else ""
+
+
+class _SplitWriter:
+    def __init__(self, folder: epath.Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._offsets = IncreasingWriter(folder / "offsets")
+        self._runs = IncreasingWriter(folder / "runs")
+        self._places = ArrayWriter(folder / "places", "int64")
+        self._longest = self._text_bytes = 0
+
+    def add(self, place: int, ends: np.ndarray, is_own: np.ndarray, text_bytes: int) -> None:
+        """Add the documents of a shard that are in the split; its first token has the number `place`."""
+        starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]]) if len(ends) else ends
+        chosen = is_own & (ends > starts)  # without empty documents
+        starts, ends = starts[chosen], ends[chosen]
+        self._text_bytes += text_bytes
+        if not len(starts):
+            return
+        self._offsets.append(ends - starts)
+        self._longest = max(self._longest, int((ends - starts).max()))
+        begins = np.flatnonzero(np.append(True, starts[1:] != ends[:-1]))  # of runs of documents
+        sizes = np.append(ends[begins[1:] - 1], ends[-1]) - starts[begins]
+        self._runs.append(sizes)
+        self._places.append(place + starts[begins])
+
+    def close(self) -> dict[str, int]:
+        self._places.close()
+        return {"documents": self._offsets.close(), "tokens": self._offsets.last, "runs": self._runs.close(),
+                "longest": self._longest, "text_bytes": self._text_bytes}
+
+
+def count_ids(tokens: Spliced, size: int) -> np.ndarray:
+    """Return the count of each id: int64 [size]."""
+    counts = np.zeros(size, np.int64)
+    for start in range(0, tokens.size, _AT_ONCE):
+        counts += np.bincount(tokens.read(start, min(start + _AT_ONCE, tokens.size)), minlength=size)
+    return counts
