@@ -1,12 +1,20 @@
-"""A tokenizer whose ids are bytes + 16, without white space, and token stores of it."""
+"""A tokenizer whose ids are bytes + 16, without white space, a reader of pieces that are given, and token stores."""
 
 from __future__ import annotations
 
-import numpy as np
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
-from jaxlm.data.build import StoreBuild
-from jaxlm.data.fingerprint import survey
+import numpy as np
+from etils import epath
+
+from jaxlm.data.parts import Part, Reader
 from jaxlm.data.readers import Piece
+from jaxlm.data.shards import Shards
+from jaxlm.data.splits import SplitText
+from jaxlm.data.store import Store, is_finished, write_store
 from jaxlm.tokenizers.vocabulary import Vocabulary
 
 EOS = 3
@@ -27,21 +35,77 @@ class ByteTokenizer:
         return [np.frombuffer("".join(text.split()).encode(), np.uint8).astype(np.int32) + 16 for text in texts]
 
 
+class OffsetTokenizer(ByteTokenizer):
+    """One token for each character that is not white space."""
+
+    def encode_with_offsets(self, texts):
+        places = [[i for i, char in enumerate(text) if not char.isspace()] for text in texts]
+        at = [np.array([(i, i + 1) for i in row], np.int32).reshape(-1, 2) for row in places]
+        return list(zip(self.encode_arrays(texts), at, strict=True))
+
+
+@dataclasses.dataclass(frozen=True)
+class Given(Reader):
+    """Reader of pieces that are given."""
+
+    given: tuple[Piece, ...] = ()
+
+    def read(self, source: str, start: int = 0, end: int | None = None) -> Iterator[Piece]:
+        yield from self.given
+
+
+def part_of(pieces: Iterable[Piece], reader: type[Given] = Given) -> Part:
+    """Return a part of a text that is given."""
+    pieces = tuple(pieces)
+    state = hashlib.sha256(repr(pieces).encode("utf-8", "surrogatepass")).hexdigest()
+    return Part(("given.txt",), reader(given=pieces), state, sum(len(piece.text.encode()) for piece in pieces))
+
+
+def parts_of(pieces: Iterable[Piece], count: int = 3) -> list[Part]:
+    """Return a text in up to `count` parts, which begin with a document."""
+    pieces = list(pieces)
+    firsts = [number for number, piece in enumerate(pieces) if piece.first]
+    starts = sorted({firsts[len(firsts) * k // count] for k in range(count)})
+    return [part_of(pieces[start:end]) for start, end in zip(starts, [*starts[1:], len(pieces)], strict=True)]
+
+
 def whole(documents):
     """Return documents as pieces, one each."""
     return [Piece(text, True, True) for text in documents]
 
 
-def store_of(folder, documents, held_out=0.0, tokenizer=None, sentences=False):
-    return build_store(folder, whole(documents), tokenizer or ByteTokenizer(), held_out, sentences=sentences)
+def split_text(folder, pieces, held_out=0.0, tokenizer=None, sentences=False, parts=3, removed=()):
+    """Return the shards of a text, in the folder `shards` beside `folder`, and its documents' splits."""
+    shards = Shards(str(Path(folder).parent / "shards"), tokenizer or ByteTokenizer(), sentences, threads=1)
+    found = parts if isinstance(parts, list) else parts_of(pieces, parts)
+    for part in found:
+        if not shards.is_done(part):
+            shards.make(part)
+    return shards, SplitText.of(found, shards, held_out, removed)
 
 
-def build_store(folder, pieces, tokenizer=None, held_out=0.0, text=None, **named):
-    """Return the store of a text in one file; `text` is another survey than its own."""
-    pieces = pieces if text else list(pieces)
-    text, tokenizer = text or survey(pieces), tokenizer or ByteTokenizer()
-    return StoreBuild(str(folder), [pieces], text, tokenizer, held_out, **named).finish()
+def store_of(folder, documents, held_out=0.0, tokenizer=None, sentences=False, parts=3):
+    return build_store(folder, whole(documents), tokenizer, held_out, sentences, parts)
+
+
+def build_store(folder, pieces, tokenizer=None, held_out=0.0, sentences=False, parts=3, removed=()):
+    """Return the store of a text of several shards."""
+    shards, text = split_text(folder, pieces, held_out, tokenizer, sentences, parts, removed)
+    if not is_finished(folder):
+        write_store(epath.Path(folder), "", held_out, shards, text)
+    return Store(folder, shards.folder)
 
 
 def ids(text):
     return ByteTokenizer().encode_arrays([text])[0]
+
+
+def contents(split):
+    """Return the tokens of each document."""
+    ends, tokens = split.offsets.read(0, split.documents + 1), split.tokens.read(0, split.num_tokens)
+    return [tokens[start:end].tolist() for start, end in zip(ends[:-1], ends[1:], strict=True)]
+
+
+def files_of(folder):
+    """Return the bytes of all files below a folder by their relative paths."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
