@@ -178,17 +178,19 @@ def _write_file(path: epath.Path, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def new_folder(path: epath.Path) -> Iterator[epath.Path]:
+def new_folder(path: epath.Path, last: str) -> Iterator[epath.Path]:
     """Write a folder atomically: what is written in the folder that this gives is at `path` afterwards, or nothing.
 
-    If another process has written it meanwhile, its folder stays. In a bucket, which has no renaming, the files are
-    written in place.
+    A folder that is there stays, since another process has written it meanwhile, unless it lacks the file `last`. In a
+    bucket, which has no renaming, the files are written in place, so `last` is to be the last one.
     """
     if in_bucket(path):
         yield path
         return
     partial = path.parent / f".{path.name}.{secrets.token_hex(8)}.partial"
     try:
+        if path.exists() and not (path / last).exists():  # damaged: no folder comes there without it
+            path.rmtree()
         partial.mkdir(parents=True)
     except OSError as error:
         raise UserError(f"{path} cannot be written ({cause(error)}); {remedy(error, path)}.") from error

@@ -107,10 +107,11 @@ class Keys:
                 yield piece
                 progress(len(piece.text.encode()))
 
-        path, columns = self.path(part), 2 + BANDS * self.is_near
-        path.rmtree(missing_ok=True)  # if it lacks its facts
+        if self.is_done(part):
+            return
+        columns = 2 + BANDS * self.is_near
         keys = np.fromiter(document_keys(pieces(), self.is_near), np.dtype((np.uint64, columns)))
-        with new_folder(path) as folder:
+        with new_folder(self.path(part), FACTS) as folder:
             write_array(folder / "keys", keys.T.ravel())
             write_whole(folder / FACTS, json.dumps({"format": FORMAT, "documents": len(keys)}).encode())
 
@@ -134,7 +135,7 @@ def find_duplicates(keys: Keys, parts: Sequence[Part], folder: epath.Path) -> li
         for column in columns:
             for numbers in _later_ones(arrays, sizes, *column):
                 repeats[numbers] = True
-        with new_folder(folder) as new:
+        with new_folder(folder, FACTS) as new:
             write_array(new / "repeats", repeats.view(np.uint8))
             write_whole(new / FACTS, b"{}")
     repeats = FlatArray(folder / "repeats", "uint8", int(ends[-1])).read(0, int(ends[-1])).astype(bool)

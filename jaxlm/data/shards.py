@@ -77,7 +77,7 @@ class Shards:
         return (self.path(part, cut) / FACTS).exists()
 
     def make(self, part: Part, progress: Progress = lambda size: None, cut: int | None = None) -> None:
-        """Tokenize a part into its shard.
+        """Tokenize a part into its shard, unless it is complete.
 
         Args:
             part: the part.
@@ -88,9 +88,9 @@ class Shards:
         Raises:
             UserError: the part cannot be read, or the shard cannot be written.
         """
-        path = self.path(part, cut)
-        path.rmtree(missing_ok=True)  # if it lacks its facts
-        with new_folder(path) as folder:
+        if self.is_done(part, cut):  # another process has made it, and may read it already
+            return
+        with new_folder(self.path(part, cut), FACTS) as folder:
             writer = _ShardWriter(folder, self, cut)
             for piece in part.pieces():
                 progress(writer.add(piece))

@@ -51,8 +51,9 @@ def write_store(
         leaves: which documents of a shard are left out since they are held out; None for none.
     """
     tokenizer = shards.tokenizer
-    folder.rmtree(missing_ok=True)  # if it lacks its manifest
-    with new_folder(folder) as new:
+    if is_finished(folder):  # another process has written it, and may read it already
+        return
+    with new_folder(folder, MANIFEST) as new:
         index = Index(new, text, leaves)
         for split in SPLITS:
             write_array(new / split / "counts", index.counts[split])

@@ -14,6 +14,7 @@ import numpy as np
 from etils import epath
 
 from jaxlm.data.arrays import STRIDE, FlatArray, Increasing, Spliced, write_array
+from jaxlm.paths import new_folder
 from jaxlm.types import TokenBatch
 
 NUMBERS = 1 << 30  # document numbers in a row wrap around here
@@ -45,12 +46,14 @@ class Split:
 
     def sums(self, name: str, measure: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
         """Return `_sums` of a measure; of many documents the store keeps them under `name`."""
-        file, count = self.folder / f"{name}-sums", -(-self.documents // STRIDE) + 1
+        folder, count = self.folder / name, -(-self.documents // STRIDE) + 1
+        file = folder / "sums"
         if not self.offsets.is_resident and file.exists():
             return FlatArray(file, "int64", count).read(0, count)
         sums = _sums(self.offsets, measure)
         if not self.offsets.is_resident:
-            write_array(file, sums)
+            with new_folder(folder, file.name) as new:
+                write_array(new / file.name, sums)
         return sums
 
 
