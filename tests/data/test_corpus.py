@@ -14,15 +14,20 @@ import pytest
 from etils import epath
 
 from jaxlm.data.corpus import open_corpus
-from jaxlm.data.fingerprint import survey
+from jaxlm.data.parts import Reader
 from jaxlm.data.python_docs import documents as python_documents
-from jaxlm.data.readers import Columns
+from jaxlm.data.readers import NO_TEXT, Columns
 from jaxlm.errors import UserError
 from jaxlm.tasks.tables import read_table
 
 
 def texts(source, field="text"):
-    return [piece.text for piece in open_corpus(str(source), field).pieces() if piece.text]
+    return [piece.text for piece in open_corpus(str(source), Reader(field)).pieces() if piece.text]
+
+
+def names(source, reader=Reader()):  # noqa: B008
+    """Return the names of the parts, which change with the text."""
+    return [part.name for part in open_corpus(str(source), reader).parts]
 
 
 @pytest.fixture
@@ -73,9 +78,9 @@ def test_files_are_read_once_and_the_others_are_named(folder, monkeypatch):
             assert reason in corpus.remark
     assert open_corpus("sub").remark == open_corpus("b.txt").remark == ""
     assert open_corpus("[ab].*").remark == "Files of text: 2"
-    before = open_corpus("*.txt").stamp
+    before = names("*.txt")
     (folder / "e.txt").write_text("no longer empty")
-    assert open_corpus("*.txt").stamp != before
+    assert names("*.txt") != before
 
 
 def test_only_regular_files_are_text(folder):
@@ -97,7 +102,7 @@ def test_relative_paths(folder, monkeypatch):
 def test_a_file_ends_its_last_document(tmp_path):
     (tmp_path / "a.txt").write_text("one")
     (tmp_path / "b.txt").write_text("two")
-    assert survey(open_corpus(str(tmp_path)).pieces()).documents == 2
+    assert [(piece.text, piece.last) for piece in open_corpus(str(tmp_path)).pieces()] == [("one", True), ("two", True)]
 
 
 @pytest.mark.parametrize(
@@ -135,24 +140,23 @@ def test_a_folder_that_may_not_be_read(folder, monkeypatch, source):
         open_corpus(source)
 
 
-def test_the_stamp_detects_changed_files(folder):
-    before = open_corpus(str(folder)).stamp
-    assert open_corpus(str(folder)).stamp == before
-    assert open_corpus(str(folder), "body").stamp != before
+def test_names_of_parts_detect_changed_files(folder):
+    before = names(folder)
+    assert names(folder) == before and names(folder, Reader("body")) != before
     os.utime(folder / "b.txt", ns=(1, 1))
-    assert open_corpus(str(folder)).stamp != before
+    assert names(folder) != before
 
 
-def test_the_stamp_detects_an_edit_that_keeps_size_and_modification_time(tmp_path):
+def test_names_of_parts_detect_an_edit_that_keeps_size_and_modification_time(tmp_path):
     file = tmp_path / "a.txt"
     file.write_bytes(b"x" * 100_000)
-    before, times = open_corpus(str(file)).stamp, (file.stat().st_atime_ns, file.stat().st_mtime_ns)
+    before, times = names(file), (file.stat().st_atime_ns, file.stat().st_mtime_ns)
     time.sleep(0.02)  # more than a tick of the file system's clock
     with file.open("r+b") as edited:
         edited.seek(20_000)
         edited.write(b"y")
     os.utime(file, ns=times)
-    assert open_corpus(str(file)).stamp != before
+    assert names(file) != before
 
 
 def test_python_docs():
@@ -163,8 +167,7 @@ def test_python_docs():
     assert "Read a comma-separated" not in documents  # each document is a module or a topic, not a line
     assert json.dumps.__doc__.strip()[:40] in text  # a function's docstring
     assert "The `assert` statement" in text or 'The "assert" statement' in text  # a topic
-    first = survey(open_corpus("python-docs").pieces())
-    assert first.documents == len(documents)
+    assert sum(piece.last for piece in open_corpus("python-docs").pieces()) == len(documents)
     assert not any("unittest.mock" in text and "Test the" in text[:20] for text in documents)
 
 
@@ -213,10 +216,9 @@ def test_tables_and_datasets_are_the_same_text(tables, monkeypatch):
         *(str(tables / f"t.{kind}") for kind in ("jsonl", "csv", "parquet")), f"hf:{tables / 'saved'}",
         f"hf:{tables / 'saved'}:train",
     ]}
-    (facts,) = {(text.fingerprint, text.documents, text.blank) for text in
-                (survey(corpus.pieces()) for corpus in corpora.values())}
-    assert facts[1:] == (len(ROWS) - 1, 1)
-    assert len({corpus.stamp for corpus in corpora.values()}) == len(corpora)
+    (pieces,) = {tuple(corpus.pieces()) for corpus in corpora.values()}
+    assert sum(piece.last and piece != NO_TEXT for piece in pieces) == len(ROWS) - 1 and pieces.count(NO_TEXT) == 1
+    assert len({part.name for corpus in corpora.values() for part in corpus.parts}) == len(corpora)
     rows = {name: [row.text("text") for row in read_table(name, Columns(["text"], ""))] for name in corpora}
     assert all(found == ROWS for found in rows.values())  # a task reads the same rows
 
@@ -265,11 +267,10 @@ def test_mentions_are_an_optional_column(tables):
         (f"hf:{tables / 'mentions'}", "text", ["Q1"]), (tables / "m.parquet", "text", ["Q1"]),
         (tables / "m.jsonl", "doc.text", ["Q1"]), (tables / "m.csv", "text", []), (tables / "n.csv", "2", []),
     ]:
-        corpus = open_corpus(str(source), field, "entities")
-        pieces = list(corpus.pieces())
+        pieces = list(open_corpus(str(source), Reader(field, "entities")).pieces())
         assert [piece.text for piece in pieces] == ["a", "b"]
         assert [mention.entity for piece in pieces for mention in piece.mentions] == found
-        assert corpus.stamp != open_corpus(str(source), field).stamp
+        assert names(source, Reader(field, "entities")) != names(source, Reader(field))
 
 
 def test_datasets_is_named_where_it_is_missing(monkeypatch):
@@ -303,11 +304,11 @@ def test_tfds(prepared, monkeypatch):
     assert texts("tfds:few_words") == everything
     assert len(texts("tfds:few_words:test")) == 3
     assert texts("tfds:few_words:train[:20]") == everything[:20]
-    assert open_corpus("tfds:few_words").stamp != open_corpus("tfds:few_words:test").stamp
+    assert names("tfds:few_words") != names("tfds:few_words:test")
     with pytest.raises(UserError, match=r"few_words:nowhere cannot be read .*nowhere"):
         open_corpus("tfds:few_words:nowhere")
     with pytest.raises(UserError, match=r"no column 'body'.*'text'"):
-        open_corpus("tfds:few_words", "body")
+        open_corpus("tfds:few_words", Reader("body"))
     with pytest.raises(UserError, match=r"'label' is .*, not text"):
         texts("tfds:few_words", "label")
     with pytest.raises(UserError, match="tfds:no_such_words cannot be read"):

@@ -12,7 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jaxlm.data import readers
-from jaxlm.data.corpus import open_corpus, read_documents
+from jaxlm.data.corpus import open_corpus
+from jaxlm.data.parts import Reader
 from jaxlm.data.readers import NO_TEXT, PIECE, Columns, Cutter
 from jaxlm.data.rows import kind_of
 from jaxlm.errors import UserError
@@ -21,7 +22,7 @@ from jaxlm.tasks.tables import read_table
 
 def documents(path, field="text"):
     found, parts = [], []
-    for piece in read_documents(str(path), field):
+    for piece in Reader(field).read(str(path)):
         if piece == NO_TEXT:
             continue
         assert piece.first == (not parts)

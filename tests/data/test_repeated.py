@@ -51,8 +51,8 @@ def test_no_source_of_a_mixture_trains_on_what_another_holds_out(config, tmp_pat
     assert len(leaking[0]) > 3 and not set(leaking[0]) & set(alone[0][1])
     mixed, lines = dataclasses.replace(config, source=f"{sources[0]}@0.9,{sources[1]}@0.1"), []
     expected = [[[text for text in train if text not in held_out], texts] for train, texts in alone]
-    mixed.survey(lines.append)
     assert splits_of(mixed) == expected
+    mixed.open(mixed.prepare_tokenizer(list), lines.append)
     assert [line for line in lines if line.startswith("Left out")] == [
         f"Left out of the training text of {source}, as held out: {len(left):,} documents"
         for source, left in zip(sources, leaking, strict=True) if left

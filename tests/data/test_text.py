@@ -14,7 +14,7 @@ import pytest
 from etils import epath
 
 from jaxlm.cli import main
-from jaxlm.data import build, cache
+from jaxlm.data import cache, parts
 from jaxlm.data.base import RowFormat
 from jaxlm.data.store import Store
 from jaxlm.data.text import TextData
@@ -58,7 +58,7 @@ def test_a_cache_folder_that_cannot_be_written_names_its_variable(config, tmp_pa
     monkeypatch.setenv("JAXLM_CACHE", str(tmp_path / "file"))
     for chosen, advice in (("", "set the variable JAXLM_CACHE to"), (config.source, "choose")):
         with pytest.raises(UserError, match=rf"cannot be written \(Not a directory\); {advice} another folder\.$"):
-            dataclasses.replace(config, cache_dir=chosen).survey()
+            prepare(dataclasses.replace(config, cache_dir=chosen), list)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def config(folder):
 def test_a_text_is_prepared_once(folder, config):
     lines = []
     first = prepare(config, lines.append)
-    assert [line.split()[0] for line in lines] == ["Reading", "Training", "Tokenising"]
+    assert [line.split()[0] for line in lines] == ["Training", "Tokenising"]
     assert first.tokenizer.vocabulary.size == first.store.vocab_size == 600
     assert first.store.manifest["tokenizer"] == first.tokenizer.fingerprint
     assert first.store.held_out.documents >= 1
@@ -81,7 +81,7 @@ def test_a_text_is_prepared_once(folder, config):
     assert first.store.statistics.longest_document == sizes.max() / sizes.sum()
 
     again = prepare(dataclasses.replace(config, length=512, workers=3), lines.append)
-    assert len(lines) == 3  # at once, and for every objective
+    assert len(lines) == 2  # at once, and for every objective
     assert again.store.folder == first.store.folder
 
     # What is stored is the text.
@@ -90,40 +90,21 @@ def test_a_text_is_prepared_once(folder, config):
     for row in batch.tokens:
         assert first.tokenizer.decode(row).strip() in text
 
-    # A copy under another name and time is read again, and is the same text.
+    # A copy under another name and time is read again, and gives the same store.
     copy = folder / "copy.jsonl"
     documents = (folder / "words.txt").read_text().split("\n\n")
     copy.write_text("\n".join(json.dumps({"text": document}) for document in documents))
-    assert prepare(dataclasses.replace(config, source=str(copy)), lines.append).store.folder == first.store.folder
-    assert [line.split()[0] for line in lines[3:]] == ["Reading"]
-
-
-@pytest.mark.parametrize("damage", ["", "{", "null", "{}", "[1]", "\udcff"])
-def test_a_damaged_survey_is_made_again(config, tmp_path, damage):
-    config, lines = dataclasses.replace(config, cache_dir=str(tmp_path)), []
-    config.survey(lines.append)
-    (file,) = (tmp_path / "sources").iterdir()
-    before = file.read_bytes()
-    file.write_bytes(damage.encode(errors="surrogateescape"))
-    config.survey(lines.append)
-    assert [line.split()[0] for line in lines] == ["Reading"] * 2 and file.read_bytes() == before
+    tokenizer = str(folder / "tokenizer")
+    first.tokenizer.save(tokenizer)
+    same = prepare(dataclasses.replace(config, source=str(copy), tokenizer=tokenizer), lines.append)
+    assert same.store.fingerprint == first.store.fingerprint
+    assert same.store.manifest["parts"] == first.store.manifest["parts"]
+    assert [line.split()[0] for line in lines[2:]] == ["Tokenising"]
 
 
 def test_an_empty_name_of_a_tokenizer_is_refused(config):
     with pytest.raises(UserError, match=r"data\.tokenizer is empty; leave the flag out"):
         dataclasses.replace(config, tokenizer="").prepare_tokenizer()
-
-
-def test_tokenising_reports_its_progress(config, tmp_path, monkeypatch):
-    monkeypatch.setattr(build, "_PROGRESS_SECONDS", 0.0)
-    monkeypatch.setattr(build, "_CHUNK", 10_000)
-    lines = []
-    prepare(dataclasses.replace(config, cache_dir=str(tmp_path)), lines.append)
-    start = next(number for number, line in enumerate(lines) if line.startswith("Tokenising"))
-    told = [re.fullmatch(r"Tokenised ([\d.]+) of 0\.\d MB, [\d,.]+ MB/s", line) for line in lines[start + 1 :]]
-    assert len(told) >= 3 and all(told)
-    done = [float(match[1]) for match in told]
-    assert done == sorted(done)
 
 
 def test_share_and_text_change_the_store(folder, config, tmp_path):
@@ -141,16 +122,6 @@ def test_share_and_text_change_the_store(folder, config, tmp_path):
     changed = prepare(same, lambda line: None)
     assert changed.store.fingerprint != first.store.fingerprint
     assert changed.store.manifest["text"] != first.store.manifest["text"]
-
-
-def test_workers_give_the_same_store(config, tmp_path):
-    stores = []
-    for workers in (1, 3):
-        other = dataclasses.replace(config, cache_dir=str(tmp_path / str(workers)), workers=workers)
-        stores.append(prepare(other, lambda line: None).store)
-    assert stores[0].manifest | {"arrays": ""} == stores[1].manifest | {"arrays": ""}
-    tokens = [store.train.tokens.read(0, store.train.num_tokens) for store in stores]
-    assert (tokens[0] == tokens[1]).all()
 
 
 def test_the_tokenizer_alone(config, tmp_path):
@@ -236,11 +207,15 @@ def test_what_is_left_out_of_a_text_is_told(config, tmp_path):
     (folder := tmp_path / "texts").mkdir()
     (folder / "a.jsonl").write_text('{"text": null}\n{"text": "one"}\n{"text": " "}\n')
     (folder / "b.pdf").write_text("x")
-    lines, config = [], dataclasses.replace(config, source=str(folder), cache_dir=str(tmp_path / "cache"))
-    for _ in range(2):  # the second time from the cache
-        config.survey(lines.append)
-        assert lines[-2:] == ["Files of text: 1; left out: 1 .pdf (b.pdf)",
-                              f"Rows of {folder} without text, which are left out: 2"]
+    lines, config = [], dataclasses.replace(config, source=str(folder), cache_dir=str(tmp_path / "cache"),
+                                            tokenizer_kind="bytes", held_out=0.0)
+    for count in (4, 2):  # the second time from the cache
+        prepare(config, lines.append)
+        said = [line for line in lines if not line.startswith(("Training", "Tokenising"))]
+        assert said == ["Files of text: 1; left out: 1 .pdf (b.pdf)",
+                        f"Rows of {folder} without text, which are left out: 2"]
+        assert len(lines) == count
+        lines.clear()
 
 
 def test_a_vocabulary_larger_than_the_text_supports(config, tmp_path):
@@ -263,8 +238,8 @@ def test_a_missing_tokenizer_is_refused_before_the_text_is_read(config, tmp_path
 
 
 def test_the_share_of_unknown_words(tmp_path, monkeypatch):
-    """It is counted while the store is made, by any shards, and a store that is found again still knows it."""
-    monkeypatch.setattr(build, "_CHUNK", 100)
+    """It is counted while the parts are tokenized, on any machine; a store that is found again still knows it."""
+    monkeypatch.setattr(parts, "LEAST", 300)
     words = [*"abcdefgh", "."]
     (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]) + "\n")
     documents = [" ".join(np.random.default_rng(i).choice(words[:8], 8)) + " ." for i in range(60)]
@@ -317,14 +292,13 @@ def test_published_vocabularies(config, tmp_path):
 
 MEASURE = """
     import json, sys
-    from jaxlm.data.build import StoreBuild
-    from jaxlm.data.corpus import open_corpus
-    from jaxlm.data.fingerprint import survey
+    from jaxlm.data import engine
+    from jaxlm.data.text import TextData
     from jaxlm.tokenizers.tokenizer import Tokenizer
     path, tokenizer, folder = sys.argv[1:]
-    corpus = open_corpus(path)
-    tokenizer = Tokenizer.load(tokenizer)
-    store = StoreBuild(folder, [corpus.pieces()], survey(corpus.pieces()), tokenizer, 0.0, workers=2).finish()
+    engine._ALONE = 1 << 40
+    data = TextData(source=path, tokenizer=tokenizer, cache_dir=folder, held_out=0.0)
+    store = data.open(Tokenizer.load(tokenizer), lambda line: None)
     # Not getrusage's ru_maxrss, which counts what the process that forked this one held.
     (peak,) = [line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")]
     print(json.dumps([store.train.documents, store.train.num_tokens, int(peak) / 1024]))
@@ -343,7 +317,10 @@ def tokenised(path, tokenizer, folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["lines.txt", "one_line.txt", "nul.txt"])
 def test_memory_does_not_grow_with_the_text(config, folder, tmp_path, form):
-    """100 MB of text as many documents, as one line, or as NUL bytes take less than 500 MB."""
+    """100 MB of text as many documents, as one line, or as NUL bytes take less than 500 MB.
+
+    A line is as many documents as parts.
+    """
     trained = config.prepare_tokenizer(lambda line: None)
     trained.save(tmp_path / "tokenizer")
     words = " ".join((folder / "words.txt").read_text().split())
@@ -353,7 +330,7 @@ def test_memory_does_not_grow_with_the_text(config, folder, tmp_path, form):
             file.write("\x00" * len(words) if form == "nul.txt" else words)
             file.write("\n\n" if form == "lines.txt" else " ")
     documents, tokens, peak = tokenised(path, tmp_path / "tokenizer", tmp_path / "store")
-    assert documents == (100_000_000 // len(words) if form == "lines.txt" else 1)
+    assert documents == (100_000_000 // len(words) if form == "lines.txt" else -(-path.stat().st_size // parts.LEAST))
     assert tokens > 10_000_000
     assert peak < 500
 
@@ -373,7 +350,7 @@ def test_a_large_document_takes_little_memory(config, folder, tmp_path):
 
 
 def test_the_command_tokenizes_in_shards(folder, config, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(build, "_CHUNK", 10_000)
+    monkeypatch.setattr(parts, "LEAST", 10_000)
     arguments = ["tokenize", "configs/bert_tiny.py", "--data.source", config.source, "--data.cache-dir", tmp_path,
                  "--data.vocab-size", "600", "--data.held-out", "0.05", "--data.length", "32"]
 

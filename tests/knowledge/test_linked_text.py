@@ -17,22 +17,13 @@ from jaxlm.knowledge.knowledge_graph import Vectors, write_vectors
 from jaxlm.knowledge.linked_text import LinkedText
 from jaxlm.knowledge.linker import Linker
 from jaxlm.tokenizers.tokenizer import Tokenizer
-from tests.data.stand_ins import EOS, ByteTokenizer, build_store
+from tests.data.stand_ins import EOS, OffsetTokenizer, build_store
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "par", "##is", "is", "in", "france", "new", "york", "and", "."]
 
 
 def quiet(line: str) -> None:
     pass
-
-
-class OffsetTokenizer(ByteTokenizer):
-    """One token for each character that is not white space."""
-
-    def encode_with_offsets(self, texts):
-        places = [[i for i, char in enumerate(text) if not char.isspace()] for text in texts]
-        at = [np.array([(i, i + 1) for i in row], np.int32).reshape(-1, 2) for row in places]
-        return list(zip(self.encode_arrays(texts), at, strict=True))
 
 
 @pytest.fixture
@@ -82,8 +73,8 @@ def test_a_mention_is_at_its_first_token(source, graph, tmp_path):
 def test_the_store_of_plain_text_stays_as_it_is(source, graph, tmp_path):
     plain, linked = opened(source, tmp_path, TextData), opened(source, tmp_path)
     assert plain.fingerprint != linked.fingerprint and plain.folder != linked.folder
-    names = {path.name for path in Path(plain.folder, plain.manifest["arrays"], "train").iterdir()}
-    assert names == {"tokens", "offsets", "counts"} and "entities" not in plain.manifest
+    has_entities = [(shard / "entities").exists() for store in (plain, linked) for shard in store._shards]
+    assert has_entities == [False, True] and not plain.has_entities and plain.train.entities is None
     np.testing.assert_array_equal(plain.counts("train"), linked.counts("train"))
     with pytest.raises(UserError, match=r"was read as text without entities"):
         plain.batches("train", 1, RowFormat("document", 7, entities=str(graph)), 0)
@@ -139,7 +130,7 @@ def test_a_tail_that_is_held_out_keeps_its_mentions(tmp_path):
     mentions = tuple(Mention(i, i + 3, text[i : i + 3]) for i in range(0, 800, 4))
     pieces = [Piece(text, True, True, mentions)]
     store = build_store(tmp_path / "s", pieces, OffsetTokenizer(), 0.1)
-    names = ("", *json.loads((tmp_path / "s" / "entities.json").read_text()))
+    names = ("", *store._entity_names)
     for split in (store.train, store.held_out):
         tokens, entities = (array.read(0, split.num_tokens) for array in (split.tokens, split.entities))
         text = "".join(chr(token - 16) for token in tokens)
