@@ -32,7 +32,7 @@ _PLACES = 160  # of a sample
 _READ = 10  # times the size of a sample
 EXPANSION = 4
 """Assumed size of compressed text to that of its file."""
-_DIVISIBLE = (".txt", ".text", ".tokens", ".raw", ".jsonl", ".ndjson")
+_DIVISIBLE = (".txt", ".text", ".tokens", ".raw", ".jsonl", ".ndjson", ".parquet")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +121,7 @@ def parts_of_file(path: str, name: str, state: Sequence[int | str], reader: Read
     """Yield the parts of a file, given its name without links and its state, which begins with its size."""
     size, facts = int(state[0]), json.dumps([name, *state])
     goal = min(max(size // 16, LEAST), MOST)
-    if size < 2 * LEAST or not _may_be_divided(path):
+    if size < 2 * LEAST or not path.lower().endswith(_DIVISIBLE):
         yield Part((path,), reader, facts, size)
     elif suffix_of(path) == ".parquet":
         groups = list(itertools.accumulate(arrow_source.parquet_groups(path)))
@@ -133,15 +133,6 @@ def parts_of_file(path: str, name: str, state: Sequence[int | str], reader: Read
         for start in range(0, size, goal):
             end = min(start + goal, size)
             yield Part((path,), reader, facts, end - start, start, end)
-
-
-def _may_be_divided(path: str) -> bool:
-    if not path.lower().endswith((*_DIVISIBLE, ".parquet")):
-        return False
-    if path.lower().endswith((".jsonl", ".ndjson")):  # one array of objects is no JSON lines
-        with open_text(path) as stream:
-            return stream.read(1) != "["
-    return True
 
 
 def parts_of_dataset(source: str, states: Sequence[str], size: int, rows: int, reader: Reader) -> Iterator[Part]:
