@@ -134,7 +134,7 @@ class TextData(Data):
     def jobs(self, tokenizer: Tokenizer) -> list[Job]:
         """Return what tokenizes each part of the text, and what computes its keys to find duplicates.
 
-        There is nothing to do for a text whose token store is finished in a bucket; on a disk its shards are looked for.
+        There is nothing to do for a text whose token store is finished in a bucket; on a disk shards are looked for.
         """
         sources = self._sources()
         folders = self._folders(sources, tokenizer).values()
