@@ -11,7 +11,7 @@ mkdir -p "$out"
 : > "$out/figures.jsonl"
 python="${PYTHON:-python3}"
 export PYTHONUNBUFFERED=1 TF_CPP_MIN_LOG_LEVEL=2
-start=$SECONDS total="${GPU_FIGURES_SECONDS:-420}" slower=1
+start=$SECONDS total="${GPU_FIGURES_SECONDS:-420}" slower=1 stop=35
 
 if "$python" -c 'import sys, jax; sys.exit(jax.default_backend() != "gpu")' 2> /dev/null; then
     gpt=(gpt2 --train.batch-size 32) bert=(bert_base --train.batch-size 64 --data.length 512 --train.phases=)
@@ -21,7 +21,7 @@ if "$python" -c 'import sys, jax; sys.exit(jax.default_backend() != "gpu")' 2> /
 else
     gpt=(gpt2_tiny) bert=(bert_tiny --train.phases=) modern=(modernbert_tiny --train.phases=) t5=(t5_tiny)
     plain=(--rows 8 --length 128 --layers 2 --width 128 --vocabulary 8192) electra=(electra_tiny) short=64x4 long=128x2 steps=120
-    slower=8 total=$((total * 8))
+    slower=8 stop=8 total=$((total * 8))
     echo "No GPU: tiny presets on $("$python" -c 'import jax; print(jax.devices()[0].device_kind)')."
 fi
 bfloat16=(--objective.model.dtype bfloat16)
@@ -74,7 +74,7 @@ flags=("${bert[@]}" "${bfloat16[@]}" "${fused[@]}" --data.source python-docs --t
     --train.checkpoint-every 0 --train.deterministic True)
 rm -rf "$out/stopped" "$out/whole"
 part tokenize 60 "$python" -m jaxlm.cli tokenize "${bert[0]}" --data.source python-docs
-part run_stopped 35 "$python" -m jaxlm.cli pretrain "${flags[@]}" --run-dir "$out/stopped"
+part run_stopped "$stop" "$python" -m jaxlm.cli pretrain "${flags[@]}" --run-dir "$out/stopped"
 part run_resumed 90 "$python" -m jaxlm.cli pretrain "${flags[@]}" --run-dir "$out/stopped"
 part run_whole 90 "$python" -m jaxlm.cli pretrain "${flags[@]}" --run-dir "$out/whole"
 "$python" - "$out/stopped" "$out/whole" << 'COMPARE'
