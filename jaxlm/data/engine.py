@@ -22,6 +22,7 @@ import rich.progress
 
 from jaxlm.data.parts import EXPANSION, Part
 from jaxlm.errors import UserError
+from jaxlm.paths import at_once
 from jaxlm.types import Report
 
 _ALONE = 1 << 25  # bytes of a text that one process reads before others have started
@@ -72,7 +73,8 @@ def run_jobs(jobs: Sequence[Job], workers: int, title: str, report: Report) -> N
 
 def missing(jobs: Sequence[Job]) -> list[Job]:
     """Return the jobs that are not done."""
-    return [job for job in jobs if not job[0].is_done(job[1])]
+    done = at_once(lambda job: job[0].is_done(job[1]), jobs)
+    return [job for job, is_done in zip(jobs, done, strict=True) if not is_done]
 
 
 def _cores() -> int:

@@ -132,12 +132,18 @@ class TextData(Data):
             raise UserError("This objective reads a text in its order; leave weights and --data.temperature out.")
 
     def jobs(self, tokenizer: Tokenizer) -> list[Job]:
-        """Return what tokenizes each part of the text, and what computes its keys to find duplicates."""
-        parts = [part for _, corpus, _ in self._sources().values() for part in corpus.parts]
+        """Return what tokenizes each part of the text, and what computes its keys to find duplicates.
+
+        There is nothing to do for a text whose token store is finished in a bucket; on a disk shards are looked for.
+        """
+        sources = self._sources()
+        folders = self._folders(sources, tokenizer).values()
+        if in_bucket(self.shared_cache) and all(map(is_finished, folders)):
+            return []
         works: list[Work] = [self._shards(tokenizer)]
         if self.deduplicate != "off":
             works.append(self._keys())
-        return [(work, part) for part in parts for work in works]
+        return [(work, part) for _, corpus, _ in sources.values() for part in corpus.parts for work in works]
 
     def tokenize(self, tokenizer: Tokenizer, shard: int, shards: int, report: Report = print) -> None:
         """Tokenize a share of the text into the cache folder; see `jaxlm.data.base.Data`."""
@@ -197,14 +203,8 @@ class TextData(Data):
 
     def _stores(self, sources: _Sources, tokenizer: Tokenizer, report: Report) -> dict[str, Store]:
         """Open the token store of each source, and make what is missing."""
-        shards, stores = self._shards(tokenizer), cache_folder(self.cache_dir) / "stores"
-        names = {name: [shards.path(part).name for part in corpus.parts] for name, (_, corpus, _) in sources.items()}
-        folders = {}
-        for name in names:  # what a source holds out depends on the others
-            facts = [FORMAT, self.held_out, self.deduplicate, list(names.values()), list(names).index(name)]
-            folders[name] = stores / hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:20]
-        if not all(map(is_finished, folders.values())) or not in_bucket(stores):
-            run_jobs(self.jobs(tokenizer), self.workers, f"Tokenising {self.source}", report)
+        shards, folders = self._shards(tokenizer), self._folders(sources, tokenizer)
+        run_jobs(self.jobs(tokenizer), self.workers, f"Tokenising {self.source}", report)
         if not all(map(is_finished, folders.values())):
             self._write_stores(sources, shards, folders, report)
         found = {name: Store(folder, shards.folder) for name, folder in folders.items()}
@@ -214,9 +214,20 @@ class TextData(Data):
             data.check_store(found[name])
         return found
 
+    def _folders(self, sources: _Sources, tokenizer: Tokenizer) -> dict[str, epath.Path]:
+        """Return the folder of the token store of each source."""
+        shards, folders = self._shards(tokenizer), {}
+        names = {name: [shards.path(part).name for part in corpus.parts] for name, (_, corpus, _) in sources.items()}
+        for number, name in enumerate(names):  # what a source holds out depends on the others
+            facts = [FORMAT, self.held_out, self.deduplicate, list(names.values()), number]
+            key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:20]
+            folders[name] = cache_folder(self.cache_dir) / "stores" / key
+        return folders
+
     def _write_stores(
         self, sources: _Sources, shards: Shards, folders: Mapping[str, epath.Path], report: Report
     ) -> None:
+        """Decide what is held out of each source and what is left out, and write the token stores."""
         corpora = [corpus for _, corpus, _ in sources.values()]
         removed: list[list[np.ndarray]] = [[] for _ in corpora]
         if self.deduplicate != "off":
