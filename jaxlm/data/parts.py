@@ -16,7 +16,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from jaxlm.data import arrow_source, python_docs
 from jaxlm.data.mentions import Mentions
@@ -42,6 +42,8 @@ class Reader:
 
     text_field: str = "text"
     """Column of the text, except in files of text."""
+    has_mentions: ClassVar[bool] = False
+    """Whether documents may have mentions of entities."""
 
     @property
     def columns(self) -> Columns:

@@ -91,7 +91,7 @@ class Shards:
         if self.is_done(part, cut):  # another process has made it, and may read it already
             return
         with new_folder(self.path(part, cut), FACTS) as folder:
-            writer = _ShardWriter(folder, self, cut)
+            writer = _ShardWriter(folder, self, cut, part.reader.has_mentions)
             for piece in part.pieces():
                 progress(writer.add(piece))
             writer.close()
@@ -100,12 +100,12 @@ class Shards:
 class _ShardWriter:
     """Writer of a shard from the pieces of its documents."""
 
-    def __init__(self, folder: epath.Path, shards: Shards, cut: int | None) -> None:
+    def __init__(self, folder: epath.Path, shards: Shards, cut: int | None, has_mentions: bool) -> None:
         self._folder, self._shards, self._tokenizer, self._cut = folder, shards, shards.tokenizer, cut
         vocabulary = self._tokenizer.vocabulary
         self._dtype = "uint16" if vocabulary.size <= 1 << 16 else "uint32"
         self._tokens = ArrayWriter(folder / "tokens", self._dtype)
-        self._entities: ArrayWriter | None = None
+        self._entities = ArrayWriter(folder / "entities", "uint32") if has_mentions else None
         self._names: dict[str, int] = {}  # of entities, with their places
         self._ends = ArrayWriter(folder / "ends", "uint64")
         self._arrays: dict[str, list[int]] = {"hashes": [], "sizes": [], "sentences": []}
@@ -131,7 +131,6 @@ class _ShardWriter:
             self._document.update(data)
         if piece.mentions:
             self._document.update(json.dumps(piece.mentions).encode())
-            self._mentions += len(piece.mentions)
         for text, last, mentions in self._divide(piece, data):
             self._add_text(text, last, mentions)
         self._bytes += len(data)
@@ -182,8 +181,8 @@ class _ShardWriter:
         sizes = np.array([len(ids) for ids, _ in found], np.int64)
         tokens = np.concatenate([np.zeros(0, np.int32), *(ids for ids, _ in found)])
         ends = self._tokens.size + np.cumsum(sizes)
-        if has_mentions or self._entities is not None:
-            self._add_entities(found, len(tokens))
+        if self._entities is not None:
+            self._add_entities(self._entities, found, len(tokens))
         self._ends.append(ends[np.array([ends_unit for _, ends_unit, _ in self._waiting], bool)])
         self._tokens.append(tokens)
         counts, unk = np.bincount(tokens, minlength=len(self._counts)), self._tokenizer.vocabulary.unk
@@ -193,16 +192,14 @@ class _ShardWriter:
             self._words |= dict.fromkeys(unknown_words(self._tokenizer, unknown))
         self._waiting, self._characters = [], 0
 
-    def _add_entities(self, found: list[tuple[np.ndarray, np.ndarray]], size: int) -> None:
-        if self._entities is None:
-            self._entities = ArrayWriter(self._folder / "entities", "uint32")
-            self._entities.append(np.zeros(self._tokens.size, "uint32"))
+    def _add_entities(self, file: ArrayWriter, found: list[tuple[np.ndarray, np.ndarray]], size: int) -> None:
         values, start = np.zeros(size, "uint32"), 0
         for (ids, offsets), (*_, mentions) in zip(found, self._waiting, strict=True):
             for token, entity in first_tokens(offsets, mentions) if mentions else ():
                 values[start + token] = self._names.setdefault(entity, 1 + len(self._names))
             start += len(ids)
-        self._entities.append(values)
+        self._mentions += int(np.count_nonzero(values))
+        file.append(values)
 
     def close(self) -> None:
         """Finish the files; the facts are written last."""

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -69,6 +69,7 @@ class EntityReader(Reader):
 
     entities_field: str = "entities"
     """Name of the column."""
+    has_mentions: ClassVar[bool] = True
 
     @property
     def columns(self) -> Columns:
@@ -86,6 +87,7 @@ class LinkingReader(Reader):
     """The table."""
     state: str = ""
     """Its state, see `jaxlm.paths.file_state`."""
+    has_mentions: ClassVar[bool] = True
 
     def read(self, source: str, start: int = 0, end: int | None = None) -> Iterator[Piece]:
         linker = _linker(self.names, self.state)
