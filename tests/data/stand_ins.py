@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 from etils import epath
@@ -49,6 +50,7 @@ class Given(Reader):
     """Reader of pieces that are given."""
 
     given: tuple[Piece, ...] = ()
+    has_mentions: ClassVar[bool] = True
 
     def read(self, source: str, start: int = 0, end: int | None = None) -> Iterator[Piece]:
         yield from self.given

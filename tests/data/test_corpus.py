@@ -18,6 +18,7 @@ from jaxlm.data.parts import Reader
 from jaxlm.data.python_docs import documents as python_documents
 from jaxlm.data.readers import NO_TEXT, Columns
 from jaxlm.errors import UserError
+from jaxlm.knowledge.linked_text import EntityReader
 from jaxlm.tasks.tables import read_table
 
 
@@ -267,10 +268,10 @@ def test_mentions_are_an_optional_column(tables):
         (f"hf:{tables / 'mentions'}", "text", ["Q1"]), (tables / "m.parquet", "text", ["Q1"]),
         (tables / "m.jsonl", "doc.text", ["Q1"]), (tables / "m.csv", "text", []), (tables / "n.csv", "2", []),
     ]:
-        pieces = list(open_corpus(str(source), Reader(field, "entities")).pieces())
+        pieces = list(open_corpus(str(source), EntityReader(field, "entities")).pieces())
         assert [piece.text for piece in pieces] == ["a", "b"]
         assert [mention.entity for piece in pieces for mention in piece.mentions] == found
-        assert names(source, Reader(field, "entities")) != names(source, Reader(field))
+        assert names(source, EntityReader(field, "entities")) != names(source, Reader(field))
 
 
 def test_datasets_is_named_where_it_is_missing(monkeypatch):

@@ -5,18 +5,22 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import unicodedata
 import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
+from etils import epath
 
 from jaxlm.cli import main
-from jaxlm.data import build, duplicates
-from jaxlm.data.duplicates import BANDS, PRIME, ROWS, SHINGLE, document_keys, first_of, minima
+from jaxlm.data import duplicates
+from jaxlm.data.arrays import write_array
+from jaxlm.data.duplicates import BANDS, ROWS, SHINGLE, Keys, document_keys, find_duplicates, minima
 from jaxlm.data.readers import NO_TEXT, PIECE, Cutter
 from jaxlm.data.text import TextData
+from tests.data.stand_ins import contents, part_of, parts_of, whole
 from tests.data.test_text import prepare, write_words
 
 
@@ -30,6 +34,15 @@ def keys_of(documents, *arguments):
     return np.stack(list(document_keys(pieces_of(documents), *arguments)))
 
 
+def repeats(folder, documents, is_near, parts=3):
+    """Return which documents repeat an earlier one."""
+    found, made = parts_of(pieces_of(documents), parts), Keys(str(folder / "keys"), is_near)
+    for part in found:
+        made.make(part)
+    marks = find_duplicates(made, found, epath.Path(folder) / f"{len(documents)}-{is_near}-{parts}")
+    return np.concatenate(marks).tolist()
+
+
 def write_documents(path: Path, documents: list[str]) -> str:
     path.write_text("\n".join(json.dumps({"text": text}) for text in documents))
     return str(path)
@@ -41,21 +54,20 @@ def test_an_exact_duplicate_has_the_same_words(tmp_path):
     letters = ["a", "b", "\u00e9", "e\u0301", "한", unicodedata.normalize("NFD", "한"), " ", "  ", "\n", "\u3000"]
     documents = ["".join(draw.choice(letters, draw.integers(1, 5))) for _ in range(2000)]
     documents = [text for text in documents if text.strip()]
-    seen: dict[str, int] = {}
+    seen: set[str] = set()
     plain = [" ".join(unicodedata.normalize("NFC", text).split()) for text in documents]
-    expected = [seen.setdefault(text, number) for number, text in enumerate(plain)]
-    found = first_of(keys_of(documents, False))
-    assert found.tolist() == expected and 100 < len(seen) < len(documents)
+    expected = [text in seen or bool(seen.add(text)) for text in plain]
+    assert repeats(tmp_path, documents, False) == expected and 100 < len(seen) < len(documents)
 
 
 @pytest.mark.parametrize("space", [" ", "", "\n"])
-def test_documents_of_several_pieces(space):
+def test_documents_of_several_pieces(tmp_path, space):
     """Their pieces may end elsewhere, where one has more white space."""
     text = space.join(f"w{number}" for number in range(PIECE // 3))
     others = [text, text.replace(" ", "  "), text + " ", text + "x", text.replace("w9", "v9")]
-    expected = [0, 0, 0, 3, 4]
+    expected = [False, True, True, False, False]
     assert len(list(pieces_of([text]))) > 1
-    assert first_of(keys_of(others, False)).tolist() == expected
+    assert repeats(tmp_path, others, False) == expected
     assert len(list(document_keys([NO_TEXT, *pieces_of([text]), NO_TEXT], False))) == 1, "NO_TEXT is no document"
 
 
@@ -72,31 +84,21 @@ def config(documents, tmp_path):
 
 
 def test_the_store_is_that_of_the_text_without_them(config, documents, tmp_path):
-    """The first ones stay, in their order; the tokenizer reads the same text."""
+    """The first ones stay, in their order; a tokenizer is trained on the text with them."""
     clean = dataclasses.replace(config, source=write_documents(tmp_path / "clean.jsonl", documents))
     exact, lines = dataclasses.replace(config, deduplicate="exact"), []
-    ours, theirs = prepare(exact, lines.append), prepare(clean, list)
-    assert ours.store.fingerprint == theirs.store.fingerprint and ours.tokenizer == theirs.tokenizer
+    ours = prepare(exact, lines.append)
+    ours.tokenizer.save(tmp_path / "tokenizer")
+    theirs = prepare(dataclasses.replace(clean, tokenizer=str(tmp_path / "tokenizer")), list)
+    for split in ("train", "held_out"):
+        assert contents(getattr(ours.store, split)) == contents(getattr(theirs.store, split))
+        sizes = [store.manifest["parts"][split] | {"runs": 0} for store in (ours.store, theirs.store)]
+        assert sizes[0] == sizes[1] and sizes[0]["documents"] > 5
     assert sum(line.startswith("Looking for exact duplicates") for line in lines) == 1
     assert prepare(config, list).store.fingerprint != theirs.store.fingerprint, "by default they stay"
     lines = []
-    exact.survey(lines.append)
+    prepare(exact, lines.append)
     assert lines == [f"Left out of {config.source} as exact duplicates: 5 of 105 documents"]
-
-
-@pytest.mark.parametrize("kind", ["exact", "near"])
-def test_workers_and_shards_give_the_same_store(config, tmp_path, monkeypatch, kind):
-    monkeypatch.setattr(build, "_CHUNK", 4_000)
-    exact = dataclasses.replace(config, deduplicate=kind)
-    tokenizer = exact.prepare_tokenizer(list)
-    found = []
-    for workers in (1, 4):
-        other = dataclasses.replace(exact, cache_dir=str(tmp_path / str(workers)), workers=workers)
-        for shard in range(workers):
-            other.tokenize(tokenizer, shard, workers, list)
-        store = other.open(tokenizer, list)
-        found.append((store.manifest | {"arrays": ""}, store.train.tokens.read(0, store.train.num_tokens).tolist()))
-    assert found[0] == found[1]
 
 
 def test_sources_of_a_mixture_have_no_document_in_common(config, documents, tmp_path):
@@ -110,8 +112,8 @@ def test_sources_of_a_mixture_have_no_document_in_common(config, documents, tmp_
     stores = prepare(mixed, lines.append).store.stores
     assert [store.train.documents for store in stores.values()] == [100, 2]
     lines = []
-    mixed.survey(lines.append)
-    assert lines[-1].splitlines()[-1] == f"Left out of {other} as exact duplicates: 35 of 37 documents"
+    prepare(mixed, lines.append)
+    assert lines[-1] == f"Left out of {other} as exact duplicates: 35 of 37 documents"
 
 
 def test_the_command_tells_how_many(config, capsys):
@@ -125,9 +127,8 @@ def test_a_change_of_the_text_is_seen(config, documents):
     before = prepare(exact, list).store
     write_documents(Path(config.source), documents[:50] * 2)
     lines = []
-    exact.survey(lines.append)
+    assert prepare(exact, lines.append).store.fingerprint != before.fingerprint
     assert lines[-1].endswith("50 of 100 documents")
-    assert prepare(exact, list).store.fingerprint != before.fingerprint
 
 
 def shingles(words):
@@ -139,16 +140,20 @@ def jaccard(one, other):
 
 
 def test_hashes_are_those_of_the_formula():
-    """(a x + c) mod 2^61 - 1 in Python's integers, for each shingle of five words."""
+    """(x xor b) a mod 2^32 in Python's integers, for each shingle of five words."""
     words = ["the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog", "and", "the", "hen"]
     codes, odd = [zlib.crc32(word.encode()) for word in words], duplicates._ODD.tolist()
     x = [sum(c * o for c, o in zip(codes[i:], odd[:SHINGLE], strict=False)) % (1 << 64) >> 32 for i in range(8)]
-    a, c = duplicates._A[:, 0].tolist(), duplicates._C[:, 0].tolist()
-    expected = [min((a[h] * each + c[h]) % PRIME for each in x) for h in range(BANDS * ROWS)]
-    assert minima(words).tolist() == expected and set(minima([]).tolist()) == {PRIME}
+    a, b = duplicates._A[:, 0].tolist(), duplicates._B[:, 0].tolist()
+    assert len(set(zip(a, b, strict=True))) == len(a) == BANDS * ROWS and all(each % 2 for each in a)
+    expected = [min((each ^ b[h]) * a[h] % (1 << 32) for each in x) for h in range(BANDS * ROWS)]
+    assert minima(words).tolist() == expected and set(minima([]).tolist()) == {(1 << 32) - 1}
+    with pytest.MonkeyPatch.context() as patch:  # a long document, some shingles at a time
+        patch.setattr(duplicates, "_AT_ONCE", 3)
+        assert minima(words).tolist() == expected
     extreme = np.array([0, 1, (1 << 32) - 1], np.uint64)  # of x, where a product could overflow
     for each in extreme.tolist():
-        duplicates_of = [(value * each + c[h]) % PRIME for h, value in enumerate(a)]
+        duplicates_of = [(each ^ b[h]) * value % (1 << 32) for h, value in enumerate(a)]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(duplicates, "_ODD", np.full(SHINGLE + ROWS, 1 << 32, np.uint64))
             patch.setattr(duplicates.zlib, "crc32", lambda data, each=each: each)
@@ -177,17 +182,18 @@ def test_agreeing_hashes_estimate_the_similarity(similarity):
 
 
 @pytest.mark.parametrize(("similarity", "share"), [(0.6, 0.21), (0.7, 0.57), (0.75, 0.77), (0.8, 0.92), (0.9, 1.0)])
-def test_pairs_are_found_with_the_probability_of_the_bands(similarity, share):
+def test_pairs_are_found_with_the_probability_of_the_bands(tmp_path, similarity, share):
     """1 - (1 - s^8)^14, by 300 pairs of documents, within 3 standard deviations."""
     assert 1 - (1 - similarity**ROWS) ** BANDS == pytest.approx(share, abs=0.006)
-    draw, found, expected = np.random.default_rng(5), [], []
+    draw, documents, expected = np.random.default_rng(5), [], []
     for _ in range(300):
         pair = pair_of(draw, similarity)
         truth = jaccard(*map(shingles, pair))
-        keys = keys_of([" ".join(words) for words in pair], True)
-        found.append(first_of(keys)[1] == 0)
+        documents += [" ".join(words) for words in pair]
         expected.append(1 - (1 - truth**ROWS) ** BANDS)
     deviation = math.sqrt(sum(p * (1 - p) for p in expected))
+    found = repeats(tmp_path, documents, True)
+    assert not any(found[::2])
     assert abs(sum(found) - sum(expected)) <= 3 * deviation + 0.5
 
 
@@ -197,7 +203,8 @@ def test_agrees_with_datasketch():
     draw, ours, theirs = np.random.default_rng(7), 0, 0
     for _ in range(200):
         pair = pair_of(draw, 0.75)
-        ours += first_of(keys_of([" ".join(words) for words in pair], True))[1] == 0
+        one, other = keys_of([" ".join(words) for words in pair], True)
+        ours += (one[2:] == other[2:]).any()
         lsh, sketches = datasketch.MinHashLSH(params=(BANDS, ROWS), num_perm=BANDS * ROWS), []
         for words in pair:
             sketches.append(datasketch.MinHash(num_perm=BANDS * ROWS))
@@ -207,8 +214,11 @@ def test_agrees_with_datasketch():
     assert abs(ours - theirs) <= 3 * math.sqrt(2 * 200 * 0.77 * 0.23)
 
 
-def test_near_duplicates_are_joined_and_the_first_stays():
-    """Case, punctuation, NFC and white space do not count; a chain is one group; exact duplicates are among them."""
+def test_near_duplicates_of_an_earlier_document_leave(tmp_path):
+    """Case, punctuation, NFC and white space do not count; exact duplicates are among them.
+
+    A document between two others, which it is near to and which come first, joins no group: both stay.
+    """
     draw = np.random.default_rng(0)
     base, other = ([f"word{n}" for n in draw.integers(0, 10**6, 300)] for _ in range(2))
     chain = [base, [*base[12:], *(f"x{n}" for n in range(12))]]
@@ -218,36 +228,58 @@ def test_near_duplicates_are_joined_and_the_first_stays():
         " ".join(chain[1]), "Short  text!", "?!", "...", "?!", "a fairly different short text", "short text now",
     ]
     assert jaccard(shingles(chain[0]), shingles(chain[1])) > 0.9
-    assert first_of(keys_of(documents, True)).tolist() == [0, 1, 1, 1, 4, 1, 4, 7, 8, 7, 10, 11]
-    assert first_of(keys_of(documents, False)).tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 7, 10, 11]
+    assert [number for number, is_near in enumerate(repeats(tmp_path, documents, True)) if is_near] == [2, 3, 5, 6, 9]
+    assert [number for number, is_exact in enumerate(repeats(tmp_path, documents, False)) if is_exact] == [9]
+    ends = [" ".join(base[:250]), " ".join(base[50:])]
+    keys = keys_of([*ends, documents[1]], True)
+    assert [(keys[one, 2:] == keys[2, 2:]).any() for one in (0, 1)] == [True, True]
+    assert not (keys[0, 2:] == keys[1, 2:]).any(), "other words give another draw"
+    assert repeats(tmp_path, [*ends, documents[1]], True) == [False, False, True]
 
 
-def test_groups_are_the_components_of_the_graph():
-    """Against a search by hand: documents with a common key in a column are neighbours."""
+@pytest.mark.parametrize("size", [1 << 24, 5])
+def test_repeats_are_those_of_all_pairs(tmp_path, monkeypatch, size):
+    """Against a comparison of every document with all earlier ones, with the keys of several parts."""
+    monkeypatch.setattr(duplicates, "_SORTED", size)
     draw = np.random.default_rng(2)
-    for size in (1, 30, 60):
-        keys = draw.integers(0, size, (size, 2 + 3)).astype(np.uint64)
-        expected = np.arange(size)
-        for start in range(size):
-            todo = [start]
-            while todo:
-                one = todo.pop()
-                for each in range(size):
-                    common = (keys[one, 2:] == keys[each, 2:]).any() or (keys[one, :2] == keys[each, :2]).all()
-                    if common and expected[each] > start:
-                        expected[each] = start
-                        todo.append(each)
-        assert first_of(keys).tolist() == expected.tolist()
+    for trial, count in enumerate((1, 30, 60)):
+        parts = [part_of(whole([f"{trial} {number}"])) for number in range(3)]
+        ends = np.sort(draw.integers(0, count + 1, 2))  # of parts, which may have no document
+        keys = draw.integers(0, count, (count, 2 + BANDS)).astype(np.uint64)
+        keys[:, 2:] = draw.integers(0, count * BANDS, (count, BANDS))
+        made = Keys(str(tmp_path / "keys"), True)
+        for part, own in zip(parts, np.split(keys, ends), strict=True):
+            made.path(part).mkdir(parents=True)
+            write_array(made.path(part) / "keys", own.T.ravel())
+            (made.path(part) / "facts.json").write_text(json.dumps({"documents": len(own)}))
+        expected = [
+            any((keys[one, 2:] == keys[each, 2:]).any() or (keys[one, :2] == keys[each, :2]).all()
+                for one in range(each)) for each in range(count)
+        ]
+        for _ in range(2):  # the second time from the disk
+            found = find_duplicates(made, parts, epath.Path(tmp_path / str(trial)))
+            assert [len(part) for part in found] == np.diff([0, *ends, count]).tolist()
+            assert np.concatenate(found).tolist() == expected
+        assert count == 1 or 5 < sum(expected) < count - 5
+
+
+def test_keys_of_a_part_are_made_once(tmp_path):
+    made, (part, *_) = Keys(str(tmp_path), False), parts_of(whole(["a", "b", "a"]), 1)
+    assert not made.is_done(part)
+    made.make(part)
+    before = os.stat(made.path(part)).st_ino
+    made.make(part)
+    assert made.is_done(part) and os.stat(made.path(part)).st_ino == before
+    assert made.path(part) != Keys(str(tmp_path), True).path(part)
 
 
 @pytest.mark.parametrize(
     "text", ["ภาษาไทยเป็นภาษาที่มีระดับเสียงของคำแน่นอน" * 4, "吾輩は猫である。名前はまだ無い。どこで生れたか" * 5]
 )
-def test_characters_where_words_have_no_spaces(text):
+def test_characters_where_words_have_no_spaces(tmp_path, text):
     """A change of one character of a hundred leaves most shingles, which words between spaces would not have."""
     changed = text[:60] + "字" + text[61:]
-    keys = keys_of([text, changed, text[::-1]], True)
-    assert first_of(keys).tolist() == [0, 0, 2]
+    assert repeats(tmp_path, [text, changed, text[::-1]], True) == [False, True, False]
 
 
 def test_a_document_of_several_pieces_has_the_shingles_of_one():
@@ -266,5 +298,5 @@ def test_near_duplicates_leave_the_text(config, documents, tmp_path):
     near = documents[7].replace(documents[7].split()[30], "another", 1)
     source = write_documents(tmp_path / "near.jsonl", [*documents, near, documents[2]])
     config, lines = dataclasses.replace(config, source=source, deduplicate="near"), []
-    config.survey(lines.append)
+    prepare(config, lines.append)
     assert lines[-1] == f"Left out of {source} as near duplicates: 2 of 102 documents"

@@ -8,13 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jaxlm.data import parts
 from jaxlm.data.base import RowFormat
-from jaxlm.data.mentions import Mention, first_tokens, read_mentions
+from jaxlm.data.mentions import Mention, first_tokens
 from jaxlm.data.readers import PIECE, Cutter, Piece
 from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
 from jaxlm.knowledge.knowledge_graph import Vectors, write_vectors
-from jaxlm.knowledge.linked_text import LinkedText
+from jaxlm.knowledge.linked_text import LinkedText, read_mentions
 from jaxlm.knowledge.linker import Linker
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from tests.data.stand_ins import EOS, OffsetTokenizer, build_store
@@ -88,6 +89,19 @@ def test_the_fingerprint_covers_mentions_and_their_entities(source, tmp_path):
     prints.add(opened(source, tmp_path, entity_names=str(table(tmp_path, "Q90\tParis\n"))).fingerprint)
     prints.add(opened(source, tmp_path, entity_names=str(table(tmp_path, "Q90\tFrance\n"))).fingerprint)
     assert len(prints) == 5
+
+
+def test_a_file_without_a_mention_among_others(source, graph, tmp_path, monkeypatch):
+    """Each file is a part of its own, and one is a table, which has no mentions."""
+    monkeypatch.setattr(parts, "_SMALL", 1)
+    (folder := tmp_path / "texts").mkdir()
+    source.rename(folder / "b.jsonl")
+    (folder / "a.jsonl").write_text('{"text": "Paris . "}')
+    (folder / "c.csv").write_text("text,entities\nParis . ,none\n")
+    store = opened(folder, tmp_path)
+    assert store.train.entities.read(0, store.train.num_tokens).astype(bool).sum() == 4
+    assert store.train.entities.read(0, 3).tolist() == [0, 0, 0]
+    store.batches("train", 6, RowFormat("document", 7, entities=str(graph)), 0).batch(0)
 
 
 @pytest.mark.parametrize("packing", ["document", "packed", "packed-eos"])
