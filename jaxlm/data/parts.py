@@ -189,7 +189,17 @@ def sample(parts: Sequence[Part], wanted: int) -> Iterator[str]:
         else:
             for place in range(count):
                 start = part.start + (part.end - part.start) * place // count
-                yield from _evenly(part.pieces(start), take, take)
+                yield from _first(part.pieces(start), take)
+
+
+def _first(pieces: Iterator[Piece], wanted: int) -> Iterator[str]:
+    """Yield about the first `wanted` bytes: whole pieces of documents, then the beginning of one."""
+    for piece in pieces:
+        if len(piece.text) > wanted:
+            yield piece.text[: max(piece.text.rfind(" ", 0, wanted), 0) or wanted]
+            return
+        yield piece.text
+        wanted -= len(piece.text)
 
 
 def _evenly(pieces: Iterator[Piece], total: int, wanted: int) -> Iterator[str]:
