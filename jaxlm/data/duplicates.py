@@ -37,7 +37,7 @@ Deduplicate = Literal["off", "exact", "near"]
 BANDS, ROWS = 14, 8
 SHINGLE = 5  # words
 FORMAT = 2
-_AT_ONCE = 1 << 8  # shingles hashed together, whose hashes stay in the cache of a core hashed together
+_AT_ONCE = 1 << 8  # shingles hashed together; their hashes stay in the cache of a core
 _SORTED = 1 << 24  # keys that are sorted in memory
 # Scripts without spaces, of which each character is a word: Thai to Lao, Burmese, Khmer, kana and Han.
 _UNSPACED = ((0xE00, 0xEFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x30FF), (0x3400, 0x9FFF), (0xF900, 0xFAFF),
