@@ -7,22 +7,26 @@ short read, and damage is noticed where it is read.
 from __future__ import annotations
 
 import collections
+import json
 import os
 import threading
 import weakref
 import zlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import fsspec
 import numpy as np
 from etils import epath
 
 from jaxlm.errors import UserError
-from jaxlm.paths import cause, in_bucket, remedy
+from jaxlm.paths import cause, in_bucket, remedy, write_whole
 
 BLOCK = 1 << 12  # bytes
 STRIDE = 256
 """Of an increasing array, every such element is in memory."""
+SPLITS = ("train", "held_out", "left_out")
+"""Splits of a token store, each a folder of arrays."""
 _DATA = BLOCK - 8  # bytes of elements in a block
 _RESIDENT = 1 << 23  # elements up to which an increasing array is in memory: 64 MB
 _OPEN = 256  # files
@@ -329,7 +333,28 @@ class Spliced:
         return np.where(found, found.astype(np.int64) + np.repeat(self._base[file], sizes), 0)
 
 
+def write_facts(path: epath.Path, facts: Mapping[str, Any]) -> None:
+    """Write facts as JSON, with their checksum."""
+    write_whole(path, json.dumps({**facts, "checksum": zlib.crc32(json.dumps(facts).encode())}).encode())
+
+
+def read_facts(path: epath.Path, version: int) -> dict[str, Any]:
+    """Return the facts of a file; raise UserError for one that is missing, damaged or of another version."""
+    try:
+        facts = json.loads(path.read_bytes())
+        is_known, checksum = facts["format"] == version, facts.pop("checksum", None)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise damaged(os.fspath(path), cause(error)) from error
+    if not is_known:
+        raise damaged(os.fspath(path), "it is of another version of jaxlm")
+    if checksum != zlib.crc32(json.dumps(facts).encode()):
+        raise damaged(os.fspath(path), "its checksum differs")
+    return facts
+
+
 def damaged(path: str, what: str) -> UserError:
-    """Return the error of a damaged file of a token store."""
+    """Return the error of a damaged file of a shard or of a token store, whose splits have folders in it."""
     folder = os.path.dirname(path)
+    if os.path.basename(folder) in SPLITS:
+        folder = os.path.dirname(folder)
     return UserError(f"{path} is damaged ({what}); delete {folder} and run again, which makes it anew.")

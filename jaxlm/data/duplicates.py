@@ -27,11 +27,11 @@ from typing import Literal
 import numpy as np
 from etils import epath
 
-from jaxlm.data.arrays import FlatArray, write_array
+from jaxlm.data.arrays import FlatArray, read_facts, write_array, write_facts
 from jaxlm.data.parts import Part
 from jaxlm.data.readers import NO_TEXT, PIECE, Piece
 from jaxlm.data.shards import FACTS, Progress
-from jaxlm.paths import new_folder, reading, write_whole
+from jaxlm.paths import new_folder
 
 Deduplicate = Literal["off", "exact", "near"]
 BANDS, ROWS = 14, 8
@@ -146,7 +146,7 @@ class Keys:
         keys = np.fromiter(document_keys(pieces(), self.is_near), np.dtype((np.uint64, columns)))
         with new_folder(self.path(part), FACTS) as folder:
             write_array(folder / "keys", keys.T.ravel())
-            write_whole(folder / FACTS, json.dumps({"format": FORMAT, "documents": len(keys)}).encode())
+            write_facts(folder / FACTS, {"format": FORMAT, "documents": len(keys)})
 
 
 def find_duplicates(keys: Keys, parts: Sequence[Part], folder: epath.Path) -> list[np.ndarray]:
@@ -155,10 +155,7 @@ def find_duplicates(keys: Keys, parts: Sequence[Part], folder: epath.Path) -> li
     The keys are sorted on the disk, some millions at a time. The result is kept in `folder`.
     """
     paths = [keys.path(part) for part in parts]
-    sizes = []
-    for path in paths:
-        with reading(path / FACTS):
-            sizes.append(json.loads((path / FACTS).read_text())["documents"])
+    sizes = [read_facts(path / FACTS, FORMAT)["documents"] for path in paths]
     ends = np.cumsum(sizes)
     if not (folder / FACTS).exists():
         arrays = [FlatArray(path / "keys", "uint64", size * (2 + BANDS * keys.is_near))
@@ -170,7 +167,7 @@ def find_duplicates(keys: Keys, parts: Sequence[Part], folder: epath.Path) -> li
                 repeats[numbers] = True
         with new_folder(folder, FACTS) as new:
             write_array(new / "repeats", repeats.view(np.uint8))
-            write_whole(new / FACTS, b"{}")
+            write_facts(new / FACTS, {})
     repeats = FlatArray(folder / "repeats", "uint8", int(ends[-1])).read(0, int(ends[-1])).astype(bool)
     return np.split(repeats, ends[:-1])
 

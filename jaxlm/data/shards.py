@@ -29,11 +29,11 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from jaxlm.data.arrays import ArrayWriter, FlatArray, damaged, write_array
+from jaxlm.data.arrays import ArrayWriter, FlatArray, read_facts, write_array, write_facts
 from jaxlm.data.mentions import Mentions, divide_mentions, first_tokens
 from jaxlm.data.parts import Part
 from jaxlm.data.readers import NO_TEXT, Piece
-from jaxlm.paths import new_folder, write_whole
+from jaxlm.paths import new_folder
 from jaxlm.tokenizers.tokenizer import Tokenizer, split_sentences
 from jaxlm.tokenizers.unknown import NUM_WORDS, unknown_words
 
@@ -220,7 +220,7 @@ class _ShardWriter:
             "digest": f"{self._digest:064x}", "unknown_words": list(self._words)[:NUM_WORDS],
             "divided": self._divided, **hash_facts(arrays["hashes"], arrays["sizes"]),
         }
-        write_whole(self._folder / FACTS, json.dumps(facts).encode())
+        write_facts(self._folder / FACTS, facts)
 
 
 def hash_facts(hashes: np.ndarray, sizes: np.ndarray) -> dict[str, Any]:
@@ -250,14 +250,7 @@ class Shard:
         Raises:
             UserError: there are none, or they are damaged.
         """
-        self.path, file = path, path / FACTS
-        try:
-            self.facts: Mapping[str, Any] = json.loads(file.read_text())
-            is_known = self.facts["format"] == FORMAT
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            raise damaged(os.fspath(file), str(error)) from error
-        if not is_known:
-            raise damaged(os.fspath(file), "it is of another version of jaxlm")
+        self.path, self.facts = path, read_facts(path / FACTS, FORMAT)
 
     @functools.cached_property
     def hashes(self) -> np.ndarray:

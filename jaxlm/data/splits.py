@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from jaxlm.data.arrays import ArrayWriter, Files, FlatArray, Increasing, IncreasingWriter, Spliced
+from jaxlm.data.arrays import SPLITS, ArrayWriter, Files, FlatArray, Increasing, IncreasingWriter, Spliced
 from jaxlm.data.parts import Part
 from jaxlm.data.shards import LEAST, Shard, Shards, Totals, hash_facts
 
 TRAIN, HELD_OUT, LEFT_OUT = range(3)
-NAMES = ("train", "held_out", "left_out")
 HASH_BITS = 64
 _AT_ONCE = 1 << 22  # tokens
 
@@ -58,6 +57,7 @@ class SplitText:
         totals: facts of the text without duplicates.
         rule: what is held out.
         tail: shard and document that the tail begins with.
+        cut: number of the part that the tail divides, and the byte of its text; None where none is divided.
     """
 
     shards: Sequence[Shard]
@@ -65,6 +65,7 @@ class SplitText:
     totals: Totals
     rule: HeldOutRule
     tail: tuple[int, int]
+    cut: tuple[int, int] | None = None
 
     @classmethod
     def of(
@@ -81,18 +82,18 @@ class SplitText:
         opened, removed = [Shard(shards.path(part)) for part in parts], list(removed)
         totals = Totals.of(_facts(opened, removed))
         rule = HeldOutRule.of(share, totals)
-        tail = (len(opened), 0)
+        tail, divided = (len(opened), 0), None
         if rule.tail < totals.bytes:
             number, document, cut = _place(opened, removed, rule.tail)
             if cut is not None:
-                if not shards.is_done(parts[number], cut):
-                    shards.make(parts[number], cut=cut)
+                shards.make(parts[number], cut=cut)
+                divided = (number, cut)
                 opened[number] = Shard(shards.path(parts[number], cut))
                 document = opened[number].facts["divided"]
                 if removed:
                     removed[number] = np.insert(removed[number], document, removed[number][document - 1])
             tail = (number, document)
-        return cls(opened, removed, totals, rule, tail)
+        return cls(opened, removed, totals, rule, tail, divided)
 
     @property
     def has_tail(self) -> bool:
@@ -205,7 +206,7 @@ class Index:
 
     def __init__(self, folder: epath.Path, text: SplitText, leaves: Callable[[int], np.ndarray] | None) -> None:
         """Write the arrays `offsets`, `runs` and `places` of each split in a folder."""
-        writers = [_SplitWriter(folder / name) for name in NAMES]
+        writers = [_SplitWriter(folder / name) for name in SPLITS]
         marks, self.num_left_out, place = hashlib.sha256(), 0, 0
         total = np.zeros(text.shards[0].facts["vocabulary"], np.int64)
         for number, shard in enumerate(text.shards):
@@ -222,12 +223,12 @@ class Index:
             place += shard.facts["tokens"]
             total += shard.counts
             vars(shard).pop("hashes", None), vars(shard).pop("sizes", None)  # which would fill the memory
-        self.parts = {name: writer.close() for name, writer in zip(NAMES, writers, strict=True)}
+        self.parts = {name: writer.close() for name, writer in zip(SPLITS, writers, strict=True)}
         paths, facts = [os.fspath(shard.path) for shard in text.shards], [shard.facts for shard in text.shards]
         sizes, dtype = [each["tokens"] for each in facts], facts[0]["dtype"]
         self.counts = {
             name: count_ids(tokens_of(folder / name, paths, sizes, dtype, self.parts[name]["runs"]), len(total))
-            for name in NAMES[1:]
+            for name in SPLITS[1:]
         }
         self.counts["train"] = total - self.counts["held_out"] - self.counts["left_out"]
         self.left_out = marks.hexdigest() if self.parts["left_out"]["text_bytes"] else ""

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from jaxlm.data.arrays import FlatArray, Increasing, damaged, write_array
+from jaxlm.data.arrays import FlatArray, Increasing, read_facts, write_array, write_facts
 from jaxlm.data.base import RowFormat, Statistics, entropy
 from jaxlm.data.batches import Batches
 from jaxlm.data.readers import read_names
@@ -27,13 +27,12 @@ from jaxlm.data.shards import Shard, Shards
 from jaxlm.data.splits import Index, SplitText, tokens_of
 from jaxlm.data.windows import DocumentWindows, PackedWindows, Split
 from jaxlm.errors import UserError
-from jaxlm.paths import new_folder, write_whole
+from jaxlm.paths import new_folder
 from jaxlm.tokenizers.unknown import NUM_WORDS, describe_unknown
 
 FORMAT = 4
 """Version of the files; version 3 had copies of all tokens."""
 MANIFEST = "manifest.json"
-SPLITS = ("train", "held_out")
 
 
 def write_store(
@@ -55,7 +54,7 @@ def write_store(
         return
     with new_folder(folder, MANIFEST) as new:
         index = Index(new, text, leaves)
-        for split in SPLITS:
+        for split in ("train", "held_out"):
             write_array(new / split / "counts", index.counts[split])
         facts = {"format": FORMAT, "text": text.totals.digest, "tokenizer": tokenizer.fingerprint, "held_out": held_out,
                  "sentences": shards.sentences, "left_out": index.left_out}
@@ -74,9 +73,10 @@ def write_store(
             "duplicates": int(sum(removed.sum() for removed in text.removed)),
             "also_held_out": index.num_left_out,
             "parts": index.parts,
+            "cut": text.cut,
             "shards": [[shard.path.name, shard.facts["tokens"]] for shard in text.shards],
         }
-        write_whole(new / MANIFEST, json.dumps(manifest).encode())
+        write_facts(new / MANIFEST, manifest)
 
 
 class Store:
@@ -262,15 +262,6 @@ def read_manifest(folder: str | os.PathLike[str]) -> Mapping[str, Any]:
     Raises:
         UserError: the folder has no store, one of another version or a damaged one.
     """
-    path = epath.Path(folder) / MANIFEST
-    try:
-        manifest = json.loads(path.read_text())
-    except FileNotFoundError as error:
-        raise UserError(f"{os.fspath(folder)} holds no finished token store.") from error
-    except ValueError as error:
-        raise damaged(os.fspath(path), "it is not JSON") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise UserError(
-            f"The token store {os.fspath(folder)} is of another version of jaxlm; delete that folder to rebuild it."
-        )
-    return manifest
+    if not is_finished(folder):
+        raise UserError(f"{os.fspath(folder)} holds no finished token store.")
+    return read_facts(epath.Path(folder) / MANIFEST, FORMAT)

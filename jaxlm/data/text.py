@@ -208,6 +208,9 @@ class TextData(Data):
         if not all(map(is_finished, folders.values())):
             self._write_stores(sources, shards, folders, report)
         found = {name: Store(folder, shards.folder) for name, folder in folders.items()}
+        for name, (_, corpus, _) in sources.items():
+            if cut := found[name].manifest["cut"]:  # the shard may have been deleted, as one that was damaged
+                shards.make(corpus.parts[cut[0]], cut=cut[1])
         for name, (data, corpus, _) in sources.items():
             for line in found[name].remarks(corpus.source, self.deduplicate):
                 report(line)
