@@ -21,7 +21,6 @@ import functools
 import hashlib
 import heapq
 import json
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
