@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -105,7 +106,7 @@ def ids(text):
 def contents(split):
     """Return the tokens of each document."""
     ends, tokens = split.offsets.read(0, split.documents + 1), split.tokens.read(0, split.num_tokens)
-    return [tokens[start:end].tolist() for start, end in zip(ends[:-1], ends[1:], strict=True)]
+    return [tokens[start:end].tolist() for start, end in itertools.pairwise(ends)]
 
 
 def files_of(folder):

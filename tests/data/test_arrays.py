@@ -1,6 +1,7 @@
 """Flat arrays against numpy, and files that are damaged."""
 
 import os
+import re
 import threading
 
 import numpy as np
@@ -138,7 +139,7 @@ def test_few_files_are_open_whoever_reads(tmp_path):
     for thread in threads:
         thread.join()
     assert not errors and 0 < len(open_files(tmp_path / "a")) <= 3
-    del array
+    array = None
     assert not open_files(tmp_path / "a")
 
 
@@ -154,8 +155,9 @@ def test_damage_is_one_sentence(tmp_path):
         try:
             np.testing.assert_array_equal(FlatArray(path, "uint16", 3000).read(0, 3000), values)
         except UserError as error:
-            pytest.raises(UserError, FlatArray(path, "uint16", 3000).windows, np.array([0, 2500]), 500).match(told)
-            assert "\n" not in str(error)
+            assert re.search(told, str(error)) and "\n" not in str(error)
+            with pytest.raises(UserError, match=told):
+                FlatArray(path, "uint16", 3000).windows(np.array([0, 1000, 2500]), 1500)
             return True
         return False
 

@@ -6,8 +6,8 @@ import dataclasses
 import json
 import math
 import os
+import re
 import unicodedata
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +16,8 @@ from etils import epath
 
 from jaxlm.cli import main
 from jaxlm.data import duplicates
-from jaxlm.data.arrays import write_array
-from jaxlm.data.duplicates import BANDS, ROWS, SHINGLE, Keys, document_keys, find_duplicates, minima
+from jaxlm.data.arrays import write_array, write_facts
+from jaxlm.data.duplicates import BANDS, ROWS, SHINGLE, Keys, document_keys, find_duplicates, minima, word_hashes
 from jaxlm.data.readers import NO_TEXT, PIECE, Cutter
 from jaxlm.data.text import TextData
 from tests.data.stand_ins import contents, part_of, parts_of, whole
@@ -131,6 +131,10 @@ def test_a_change_of_the_text_is_seen(config, documents):
     assert lines[-1].endswith("50 of 100 documents")
 
 
+def hashes(words):
+    return word_hashes(" ".join(words))
+
+
 def shingles(words):
     return {tuple(words[i : i + SHINGLE]) for i in range(len(words) - SHINGLE + 1)}
 
@@ -139,25 +143,34 @@ def jaccard(one, other):
     return len(one & other) / len(one | other)
 
 
-def test_hashes_are_those_of_the_formula():
+UNSPACED = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+
+
+def test_words_and_their_hashes_are_those_of_the_formula():
+    """The sum of code r^place of the characters mod 2^64, in Python's integers; the words, by an expression."""
+    draw, letters = np.random.default_rng(0), [*"ab_1 .,\n\u0e01\u4e00\uac00é\u0301", "\U00020000", "word", "\0", "İ"]
+    for _ in range(20):
+        text = "".join(draw.choice(letters, 60))
+        words = re.findall(rf"[{UNSPACED}]|[^\W{UNSPACED}]+", text)
+        expected = [sum(ord(c) * pow(duplicates._R, k, 1 << 64) for k, c in enumerate(word)) % (1 << 64)
+                    for word in words]
+        assert word_hashes(text).tolist() == expected and len(words) > 1
+
+
+def test_hashes_are_those_of_the_formula(monkeypatch):
     """(x xor b) a mod 2^32 in Python's integers, for each shingle of five words."""
-    words = ["the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog", "and", "the", "hen"]
-    codes, odd = [zlib.crc32(word.encode()) for word in words], duplicates._ODD.tolist()
-    x = [sum(c * o for c, o in zip(codes[i:], odd[:SHINGLE], strict=False)) % (1 << 64) >> 32 for i in range(8)]
+    codes = np.random.default_rng(1).integers(0, 1 << 64, 12, np.uint64)
+    x = [sum(int(c) * int(o) for c, o in zip(codes[i:], duplicates._ODD[:SHINGLE], strict=False)) % (1 << 64) >> 32
+         for i in range(8)]
     a, b = duplicates._A[:, 0].tolist(), duplicates._B[:, 0].tolist()
     assert len(set(zip(a, b, strict=True))) == len(a) == BANDS * ROWS and all(each % 2 for each in a)
     expected = [min((each ^ b[h]) * a[h] % (1 << 32) for each in x) for h in range(BANDS * ROWS)]
-    assert minima(words).tolist() == expected and set(minima([]).tolist()) == {(1 << 32) - 1}
-    with pytest.MonkeyPatch.context() as patch:  # a long document, some shingles at a time
-        patch.setattr(duplicates, "_AT_ONCE", 3)
-        assert minima(words).tolist() == expected
-    extreme = np.array([0, 1, (1 << 32) - 1], np.uint64)  # of x, where a product could overflow
-    for each in extreme.tolist():
-        duplicates_of = [(each ^ b[h]) * value % (1 << 32) for h, value in enumerate(a)]
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(duplicates, "_ODD", np.full(SHINGLE + ROWS, 1 << 32, np.uint64))
-            patch.setattr(duplicates.zlib, "crc32", lambda data, each=each: each)
-            assert minima(["word"]).tolist() == duplicates_of
+    assert minima(codes).tolist() == expected and set(minima(codes[:0]).tolist()) == {(1 << 32) - 1}
+    monkeypatch.setattr(duplicates, "_AT_ONCE", 3)  # a long document, some shingles at a time
+    assert minima(codes).tolist() == expected
+    for count in (1, 4):  # a short document is one shingle
+        x = sum(int(c) * int(o) for c, o in zip(codes[:count], duplicates._ODD, strict=False)) % (1 << 64) >> 32
+        assert minima(codes[:count]).tolist() == [(x ^ b[h]) * a[h] % (1 << 32) for h in range(BANDS * ROWS)]
 
 
 def pair_of(draw, similarity, size=400):
@@ -174,7 +187,7 @@ def test_agreeing_hashes_estimate_the_similarity(similarity):
     for _ in range(20):
         one, other = pair_of(draw, similarity)
         truth = jaccard(shingles(one), shingles(other))
-        error = (minima(one) == minima(other)).mean() - truth
+        error = (minima(hashes(one)) == minima(hashes(other))).mean() - truth
         deviation = math.sqrt(truth * (1 - truth) / (BANDS * ROWS))
         assert abs(error) <= 4 * deviation
         errors.append(error)
@@ -251,7 +264,7 @@ def test_repeats_are_those_of_all_pairs(tmp_path, monkeypatch, size):
         for part, own in zip(parts, np.split(keys, ends), strict=True):
             made.path(part).mkdir(parents=True)
             write_array(made.path(part) / "keys", own.T.ravel())
-            (made.path(part) / "facts.json").write_text(json.dumps({"documents": len(own)}))
+            write_facts(made.path(part) / "facts.json", {"format": duplicates.FORMAT, "documents": len(own)})
         expected = [
             any((keys[one, 2:] == keys[each, 2:]).any() or (keys[one, :2] == keys[each, :2]).all()
                 for one in range(each)) for each in range(count)
@@ -286,7 +299,7 @@ def test_a_document_of_several_pieces_has_the_shingles_of_one():
     words = [f"w{number % 9973}" for number in range(3 * PIECE // 5)]
     text = " ".join(words)
     assert len(list(pieces_of([text]))) > 2
-    expected = minima(words).reshape(BANDS, ROWS) @ duplicates._ODD[SHINGLE:]
+    expected = minima(hashes(words)).reshape(BANDS, ROWS) @ duplicates._ODD[SHINGLE:]
     np.testing.assert_array_equal(keys_of([text], True)[0, 2:], expected)
     # A last piece without a word adds no shorter shingle.
     pieces = list(pieces_of([text]))

@@ -71,7 +71,7 @@ def test_errors_of_processes_arrive(data):
     with open(source, "r+b") as file:
         file.seek(-1, os.SEEK_END)
         file.write(b"fail")
-    with pytest.raises(ValueError, match="^an error of a library$"):
+    with pytest.raises(ValueError, match=r"^an error of a library$"):
         data.open(OddTokenizer(), list)
 
 

@@ -191,8 +191,9 @@ def test_text_and_token_stores(store, request, tmp_path, monkeypatch):
     # Another build, which is killed, changes nothing of the finished store.
     again = Store(theirs.folder)
     with monkeypatch.context() as patch, pytest.raises(InterruptedError):
-        patch.setattr("jaxlm.data.store.is_finished", lambda folder: False)
-        patch.setattr("jaxlm.data.build._encode", lambda *_: (_ for _ in ()).throw(InterruptedError))
+        for room in ("store", "text"):
+            patch.setattr(f"jaxlm.data.{room}.is_finished", lambda folder: False)
+        patch.setattr("jaxlm.data.splits._SplitWriter.add", lambda *_: (_ for _ in ()).throw(InterruptedError))
         data.open(data.prepare_tokenizer())
     assert (again.train.tokens.read(0, 100) == ours.train.tokens.read(0, 100)).all()
     # Found again, until the text changes.
