@@ -62,16 +62,14 @@ def test_shares_of_several_machines_give_the_bytes_of_one(data, tmp_path, monkey
     assert files_of(tmp_path / "cache") == files_of(tmp_path / "alone")
 
 
-def test_errors_of_processes_arrive(data):
-    source = data.source
-    with open(source, "ab") as file:
-        file.write(b"\n\nnot UTF-8: \xff")
-    with pytest.raises(UserError, match=r"text\.txt is not UTF-8 text.*; convert it"):
-        data.open(ByteTokenizer(), list)
-    with open(source, "r+b") as file:
-        file.seek(-1, os.SEEK_END)
-        file.write(b"fail")
-    with pytest.raises(ValueError, match=r"^an error of a library$"):
+@pytest.mark.parametrize(("text", "error", "message"), [
+    (b"not UTF-8: \xff", UserError, r"text\.txt is not UTF-8 text.*; convert it"),
+    pytest.param(b"fail", ValueError, r"^an error of a library$", marks=pytest.mark.slow),
+])
+def test_errors_of_processes_arrive(data, text, error, message):
+    with open(data.source, "ab") as file:
+        file.write(b"\n\n" + text)
+    with pytest.raises(error, match=message):
         data.open(OddTokenizer(), list)
 
 

@@ -74,7 +74,7 @@ def test_a_mention_is_at_its_first_token(source, graph, tmp_path):
 def test_the_store_of_plain_text_stays_as_it_is(source, graph, tmp_path):
     plain, linked = opened(source, tmp_path, TextData), opened(source, tmp_path)
     assert plain.fingerprint != linked.fingerprint and plain.folder != linked.folder
-    has_entities = [(shard / "entities").exists() for store in (plain, linked) for shard in store._shards]
+    has_entities = [Path(shard, "entities").exists() for store in (plain, linked) for shard in store._shards]
     assert has_entities == [False, True] and not plain.has_entities and plain.train.entities is None
     np.testing.assert_array_equal(plain.counts("train"), linked.counts("train"))
     with pytest.raises(UserError, match=r"was read as text without entities"):

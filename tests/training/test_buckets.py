@@ -189,7 +189,7 @@ def test_text_and_token_stores(store, request, tmp_path, monkeypatch):
         assert one.num_tokens == other.num_tokens
         assert (one.tokens.read(0, one.num_tokens) == other.tokens.read(0, one.num_tokens)).all()
     # Another build, which is killed, changes nothing of the finished store.
-    again = Store(theirs.folder)
+    again = Store(theirs.folder, str(bucket / "cache" / "shards"))
     with monkeypatch.context() as patch, pytest.raises(InterruptedError):
         for room in ("store", "text"):
             patch.setattr(f"jaxlm.data.{room}.is_finished", lambda folder: False)
