@@ -177,10 +177,12 @@ def check_preset(name: str, cpu: jax.Device) -> Iterator[Figure]:
 
 def _evaluate(session: Session, mesh: Mesh, params: Any) -> tuple[Any, Any, Any]:
     """Return the corrupted batch of a step, the loss, and its gradients, on a mesh."""
-    objective, rows = session.objective, session.experiment.train.batch_size
+    rows = session.experiment.train.batch_size
 
     @jax.jit
-    def step(params, batch):
+    def step(params, constants, batch):
+        objective = session.objective.with_constants(constants)
+
         def loss(params):
             key, memory = purpose_key(0, Purpose.DROPOUT), objective.initial_memory(rows)
             return total_loss(objective.stream_loss(params, example, memory, key, False)[0])
@@ -190,8 +192,9 @@ def _evaluate(session: Session, mesh: Mesh, params: Any) -> tuple[Any, Any, Any]
             return example, *jax.value_and_grad(loss)(params)
 
     batch = jax.device_put(session.synthetic_batch(), batch_sharding(mesh))
+    params, constants = jax.device_put((params, session.objective.constants), replicated(mesh))
     with precision(session.objective.model.dtype):
-        return jax.device_get(step(jax.device_put(params, replicated(mesh)), batch))
+        return jax.device_get(step(params, constants, batch))
 
 
 def _error(found: Any, expected: Any) -> float:
