@@ -7,6 +7,7 @@ and not forked or spawned from this one, which may be a notebook or hold a devic
 from __future__ import annotations
 
 import base64
+import concurrent.futures
 import contextlib
 import os
 import pickle
@@ -70,9 +71,16 @@ def run_jobs(jobs: Sequence[Job], workers: int, title: str, report: Report) -> N
             _in_processes(jobs, workers, progress)
 
 
+def jobs_of(works: Sequence[Work], parts: Sequence[Part]) -> list[Job]:
+    """Return the jobs of parts, all of a part before those of the next one."""
+    return [(work, part) for part in parts for work in works]
+
+
 def missing(jobs: Sequence[Job]) -> list[Job]:
     """Return the jobs that are not done."""
-    return [job for job in jobs if not job[0].is_done(job[1])]
+    with concurrent.futures.ThreadPoolExecutor(32) as pool:  # a bucket answers after tens of milliseconds
+        are_done = pool.map(lambda job: job[0].is_done(job[1]), jobs)
+        return [job for job, is_done in zip(jobs, are_done, strict=True) if not is_done]
 
 
 def _cores() -> int:
