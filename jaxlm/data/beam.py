@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 from etils import epath
@@ -19,16 +19,12 @@ from etils import epath
 from jaxlm.data.duplicates import Keys, finish_masks, write_mask
 from jaxlm.data.engine import Work
 from jaxlm.data.parts import Part
+from jaxlm.data.shards import FACTS
 from jaxlm.data.text import TextData
 from jaxlm.errors import UserError, install
 from jaxlm.paths import cause, write_whole
 from jaxlm.tokenizers.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    import apache_beam
-
-# `DirectRunner` would first try to download another runner.
-_RUNNER = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
 _Numbered = tuple[int, Part]
 
 
@@ -38,7 +34,7 @@ def run_pipeline(data: TextData, parts: Sequence[Part], tokenizer: Tokenizer, ar
     Args:
         data: the text.
         parts: its parts.
-        tokenizer: its tokenizer, which reaches the workers within the pipeline.
+        tokenizer: the tokenizer, which reaches the workers within the pipeline.
         arguments: pipeline options of Beam. Without `--runner` the pipeline runs in this process.
 
     Raises:
@@ -51,46 +47,42 @@ def run_pipeline(data: TextData, parts: Sequence[Part], tokenizer: Tokenizer, ar
         raise UserError(f"--beam needs apache-beam; {install('beam')}.") from error
     options = PipelineOptions(list(arguments))
     standard = options.view_as(StandardOptions)
-    standard.runner = standard.runner or _RUNNER
+    standard.runner = standard.runner or "FnApiRunner"  # Beam's default would first try to download another one
     try:
         pipeline = apache_beam.Pipeline(options=options)
     except (ImportError, ValueError) as error:
         raise UserError(f"Beam refuses the options after -- ({cause(error)}).") from error
     failure = data.shared_cache / "failures" / secrets.token_hex(8)
     _build(pipeline, data, parts, tokenizer, os.fspath(failure))
-    try:
-        pipeline.run().wait_until_finish()
-    except Exception as error:  # runners have exceptions of their own
-        if not failure.exists():
-            raise
+    state = pipeline.run().wait_until_finish()
+    if failure.exists():
         sentence = failure.read_text()
         failure.unlink()
-        raise UserError(sentence) from error
+        raise UserError(sentence)
+    if state != "DONE":
+        raise UserError(f"the pipeline of Beam has ended as {state}; run the command again, which goes on.")
     if data.deduplicate != "off":
         finish_masks(data.duplicates_folder(parts))
 
 
-def _build(
-    pipeline: apache_beam.Pipeline, data: TextData, parts: Sequence[Part], tokenizer: Tokenizer, failure: str
-) -> None:
+def _build(pipeline: Any, data: TextData, parts: Sequence[Part], tokenizer: Tokenizer, failure: str) -> None:
     """Add the transforms; `failure` names the file for the sentence of a worker's UserError."""
     import apache_beam as beam
 
-    numbered = pipeline | "Parts" >> beam.Create(list(enumerate(parts)))
+    numbered = pipeline | "Parts" >> beam.Create(list(enumerate(parts))) | beam.Reshuffle()
     for work in data.works(tokenizer):
-        name = type(work).__name__.lower()
-        spread = numbered | f"Distribute parts for {name}" >> beam.Reshuffle()
-        made = spread | f"Make {name}" >> beam.Map(_make, work, failure)
-    if data.deduplicate == "off":
+        made = numbered | f"Make {type(work).__name__.lower()}" >> beam.FlatMap(_make, work, failure)
+    folder = data.duplicates_folder(parts)
+    if data.deduplicate == "off" or (folder / FACTS).exists():
         return
     keyed = made | "Keys" >> beam.FlatMap(_by_key, data.keys)
     later = keyed | "Group by key" >> beam.GroupByKey() | "Later documents" >> beam.FlatMap(_later_ones)
     sizes = made | "Sizes" >> beam.Map(_size, data.keys)
     grouped = {"size": sizes, "later": later} | "Group by part" >> beam.CoGroupByKey()
-    grouped | "Write masks" >> beam.Map(_write_mask, os.fspath(data.duplicates_folder(parts)))
+    grouped | "Write masks" >> beam.Map(_write_mask, os.fspath(folder), failure)
 
 
-def _make(numbered: _Numbered, work: Work, failure: str) -> _Numbered:
+def _make(numbered: _Numbered, work: Work, failure: str) -> Iterator[_Numbered]:
     from apache_beam.metrics import Metrics
 
     os.environ.setdefault("RAYON_NUM_THREADS", "1")  # Beam has a process for each core
@@ -98,10 +90,10 @@ def _make(numbered: _Numbered, work: Work, failure: str) -> _Numbered:
     try:
         if not work.is_done(part):
             work.make(part, Metrics.counter("jaxlm", "bytes_of_text").inc)
-    except UserError as error:  # which runners would bury in a traceback
+    except UserError as error:  # if it went on, a runner would try again, and bury the sentence in a traceback
         write_whole(epath.Path(failure), str(error).encode())
-        raise
-    return numbered
+    else:
+        yield numbered
 
 
 def _by_key(numbered: _Numbered, keys: Keys) -> Iterator[tuple[bytes, tuple[int, int]]]:
@@ -126,8 +118,9 @@ def _size(numbered: _Numbered, keys: Keys) -> tuple[int, int]:
     return numbered[0], keys.num_documents(numbered[1])
 
 
-def _write_mask(group: tuple[int, Mapping[str, Sequence[int]]], folder: str) -> None:
+def _write_mask(group: tuple[int, Mapping[str, Sequence[int]]], folder: str, failure: str) -> None:
     number, found = group
     mask = np.zeros(found["size"][0], bool)
     mask[list(found["later"])] = True
-    write_mask(epath.Path(folder), number, mask)
+    if not epath.Path(failure).exists():  # then keys are missing
+        write_mask(epath.Path(folder), number, mask)

@@ -45,8 +45,10 @@ _ODD_TEXTS = (
 
 
 def _import_messages() -> Any:
-    """Import SentencePiece's messages, which need nothing newer than protobuf 5, also where protobuf is older than the
-    one that generated them: Apache Beam has no protobuf 7."""
+    """Import SentencePiece's messages under any protobuf.
+
+    Their file asks for protobuf 7, of which it needs nothing; Apache Beam has no protobuf above 6.
+    """
     name = "TEMPORARILY_DISABLE_PROTOBUF_VERSION_CHECK"
     before = os.environ.get(name)
     os.environ[name] = "true"
