@@ -12,7 +12,8 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ DEFAULT_CACHE = "~/.cache/jaxlm"
 """Cache folder without $JAXLM_CACHE."""
 JSON_TYPES = {dict: "an object", list: "a list", str: "text", int: "an integer", float: "a number", bool: "a boolean"}
 """Names of JSON types in error messages."""
+
+_AT_ONCE = 32  # requests to a bucket
 
 # The same clients on every machine: TensorFlow's, where it is installed, would read no S3.
 os.environ.setdefault("EPATH_USE_TF", "false")
@@ -110,6 +113,12 @@ def file_state(path: str) -> list[int | str]:
         return [info["size"], info.get("etag") or info["ETag"]]  # of Google Cloud Storage; of S3
     stat = os.stat(path)
     return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
+
+
+def at_once(ask: Callable[[Any], Any], paths: Sequence[Any]) -> Iterator[Any]:
+    """Yield ask(path) of each path, several at a time: a bucket takes long to answer."""
+    with ThreadPoolExecutor(_AT_ONCE if len(paths) > 1 else 1) as pool:
+        yield from pool.map(ask, paths)
 
 
 def is_run_folder(path: str | os.PathLike[str]) -> bool:

@@ -2,7 +2,8 @@
 # Figures of one GPU within seven minutes, the most important first:
 #   ./launch/gpu_figures.sh [FOLDER]
 # Each part has a limit of its own, and none compiles while another does. FOLDER (figures) gets a log of each part and
-# figures.jsonl, the objects of `bench --json`. Without a GPU tiny presets take the place of the others.
+# figures.jsonl, the objects of `bench --json`. Without a GPU tiny presets take the place of the others, and everything
+# may take eight times as long.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 out="${1:-figures}"
@@ -10,7 +11,7 @@ mkdir -p "$out"
 : > "$out/figures.jsonl"
 python="${PYTHON:-python3}"
 export PYTHONUNBUFFERED=1 TF_CPP_MIN_LOG_LEVEL=2
-start=$SECONDS total="${GPU_FIGURES_SECONDS:-420}"
+start=$SECONDS total="${GPU_FIGURES_SECONDS:-420}" slower=1 stop=35
 
 if "$python" -c 'import sys, jax; sys.exit(jax.default_backend() != "gpu")' 2> /dev/null; then
     gpt=(gpt2 --train.batch-size 32) bert=(bert_base --train.batch-size 64 --data.length 512 --train.phases=)
@@ -20,6 +21,7 @@ if "$python" -c 'import sys, jax; sys.exit(jax.default_backend() != "gpu")' 2> /
 else
     gpt=(gpt2_tiny) bert=(bert_tiny --train.phases=) modern=(modernbert_tiny --train.phases=) t5=(t5_tiny)
     plain=(--rows 8 --length 128 --layers 2 --width 128 --vocabulary 8192) electra=(electra_tiny) short=64x4 long=128x2 steps=120
+    slower=8 stop=8 total=$((total * 8))
     echo "No GPU: tiny presets on $("$python" -c 'import jax; print(jax.devices()[0].device_kind)')."
 fi
 bfloat16=(--objective.model.dtype bfloat16)
@@ -27,7 +29,7 @@ fused=(--objective.model.attention-dropout 0)
 
 # part NAME SECONDS COMMAND …: runs one part, unless the time is over; prints its last lines.
 part() {
-    local name="$1" limit="$2" begin=$SECONDS left=$((total - SECONDS + start)); shift 2
+    local name="$1" limit=$(($2 * slower)) begin=$SECONDS left=$((total - SECONDS + start)); shift 2
     if [ "$left" -lt 20 ]; then echo "── $name: not reached"; return; fi
     timeout "$((limit < left ? limit : left))" "$@" > "$out/$name.out" 2> "$out/$name.log"
     echo "── $name: exit $?, $((SECONDS - begin)) s"
@@ -72,7 +74,7 @@ flags=("${bert[@]}" "${bfloat16[@]}" "${fused[@]}" --data.source python-docs --t
     --train.checkpoint-every 0 --train.deterministic True)
 rm -rf "$out/stopped" "$out/whole"
 part tokenize 60 "$python" -m jaxlm.cli tokenize "${bert[0]}" --data.source python-docs
-part run_stopped 35 "$python" -m jaxlm.cli pretrain "${flags[@]}" --run-dir "$out/stopped"
+part run_stopped "$stop" "$python" -m jaxlm.cli pretrain "${flags[@]}" --run-dir "$out/stopped"
 part run_resumed 90 "$python" -m jaxlm.cli pretrain "${flags[@]}" --run-dir "$out/stopped"
 part run_whole 90 "$python" -m jaxlm.cli pretrain "${flags[@]}" --run-dir "$out/whole"
 "$python" - "$out/stopped" "$out/whole" << 'COMPARE'
@@ -80,9 +82,10 @@ import json, pathlib, sys
 files = [pathlib.Path(run, "metrics.jsonl") for run in sys.argv[1:]]
 if all(file.exists() for file in files):
     one, other = ({line["step"]: line for line in map(json.loads, file.open())} for file in files)
-    same = one.keys() == other.keys() and all(one[step]["loss"] == other[step]["loss"] for step in one)
+    both = one.keys() & other.keys()
+    same = max(both) > min(both) and all(one[step]["loss"] == other[step]["loss"] for step in both)
     speed = sorted(line["tokens_per_second"] for line in other.values())[len(other) // 2]
-    print(f"   stopped and resumed: {'the same bits' if same else 'OTHER BITS'} at {len(other)} logged steps; "
+    print(f"   stopped and resumed: {'the same bits' if same else 'OTHER BITS'} at {len(both)} logged steps; "
           f"{speed:,.0f} tokens/s")
 COMPARE
 

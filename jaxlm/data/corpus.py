@@ -24,7 +24,7 @@ from jaxlm.data.parts import Part, Reader, grouped, parts_of_dataset, parts_of_f
 from jaxlm.data.readers import Columns, Piece, line_hint, suffix_of
 from jaxlm.data.rows import kind_of, quoting_remark, refuse_saved_dataset
 from jaxlm.errors import UserError
-from jaxlm.paths import any_path, file_state, in_bucket, reading, real_path
+from jaxlm.paths import any_path, at_once, file_state, in_bucket, reading, real_path
 
 SOURCES = "`python-docs`, a file, a folder, a glob, `tfds:NAME` or `hf:NAME`"
 """What --data.source takes, for messages."""
@@ -80,26 +80,33 @@ def open_corpus(source: str, reader: Reader = _READER) -> Corpus:
         else:
             with reading(item):
                 files = _files(item)
+            new = [path for path in files if kind_of(path) and real_path(path) not in seen]
+            located = dict(zip(new, at_once(lambda path: _locate(path, reader), new), strict=True))
             for path in files:
-                kind, name = kind_of(path), real_path(path)
-                if kind is None:
+                name, (size, quoting, own) = real_path(path), located.get(path, (0, "", []))
+                if kind_of(path) is None:
                     reason = suffix_of(path) or "without a suffix"
                 elif name in seen:
                     reason = "read already"
                 else:
-                    with reading(path):
-                        state = file_state(path)
-                    quoting = quoting_remark(path) if kind == "table" else ""
-                    remarks += [line_hint(path) if kind == "text" and state[0] and not parts else quoting]
                     is_file = in_bucket(path) or os.path.isfile(path)
-                    reason = "" if state[0] else "empty" if is_file else "no regular file"
-                names[reason].append(os.path.basename(path))
-                if kind is not None:
+                    reason = "" if size else "empty" if is_file else "no regular file"
                     seen[name] = None
                 if not reason:
-                    parts += parts_of_file(path, name, [*state, *filter(None, [quoting])], reader)
+                    remarks += [line_hint(path) if kind_of(path) == "text" and not parts else quoting]
+                    parts += own
+                names[reason].append(os.path.basename(path))
     remarks.insert(0, _remark(len(names.pop("", [])), names))
     return Corpus(source, tuple(grouped(parts)), tuple(seen), "\n".join(filter(None, remarks)))
+
+
+def _locate(path: str, reader: Reader) -> tuple[int, str, list[Part]]:
+    """Return the size of a file, a remark about quotes, and its parts."""
+    with reading(path):
+        state = file_state(path)
+    quoting = quoting_remark(path) if kind_of(path) == "table" else ""
+    parts = parts_of_file(path, real_path(path), [*state, *filter(None, [quoting])], reader)
+    return int(state[0]), quoting, list(parts)
 
 
 def _dataset_state(source: str, columns: Columns) -> tuple[list[str], list[str], int, int]:

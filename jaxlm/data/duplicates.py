@@ -31,7 +31,7 @@ from jaxlm.data.arrays import FlatArray, write_array
 from jaxlm.data.parts import Part
 from jaxlm.data.readers import NO_TEXT, Piece
 from jaxlm.data.shards import FACTS, Progress
-from jaxlm.paths import new_folder, reading, write_whole
+from jaxlm.paths import at_once, new_folder, reading, write_whole
 
 Deduplicate = Literal["off", "exact", "near"]
 BANDS, ROWS = 14, 8
@@ -136,7 +136,7 @@ def find_duplicates(keys: Keys, parts: Sequence[Part], folder: epath.Path) -> li
 
     The keys are sorted on the disk, some millions at a time. The result is kept in `folder`.
     """
-    sizes = [keys.num_documents(part) for part in parts]
+    sizes = list(at_once(keys.num_documents, parts))
     if not (folder / FACTS).exists():
         ends = np.cumsum(sizes)
         repeats = np.zeros(int(ends[-1]), bool)
@@ -146,8 +146,8 @@ def find_duplicates(keys: Keys, parts: Sequence[Part], folder: epath.Path) -> li
         for number, mask in enumerate(np.split(repeats, ends[:-1])):
             write_mask(folder, number, mask)
         finish_masks(folder)
-    files = [folder / str(number) / "repeats" for number in range(len(parts))]
-    return [FlatArray(file, "uint8", size).read(0, size).astype(bool) for file, size in zip(files, sizes, strict=True)]
+    files = [FlatArray(folder / str(number) / "repeats", "uint8", size) for number, size in enumerate(sizes)]
+    return list(at_once(lambda file: file.read(0, file.size).astype(bool), files))
 
 
 def write_mask(folder: epath.Path, number: int, mask: np.ndarray) -> None:

@@ -7,7 +7,6 @@ and not forked or spawned from this one, which may be a notebook or hold a devic
 from __future__ import annotations
 
 import base64
-import concurrent.futures
 import contextlib
 import os
 import pickle
@@ -23,6 +22,7 @@ import rich.progress
 
 from jaxlm.data.parts import EXPANSION, Part
 from jaxlm.errors import UserError
+from jaxlm.paths import at_once
 from jaxlm.types import Report
 
 _ALONE = 1 << 25  # bytes of a text that one process reads before others have started
@@ -78,9 +78,8 @@ def jobs_of(works: Sequence[Work], parts: Sequence[Part]) -> list[Job]:
 
 def missing(jobs: Sequence[Job]) -> list[Job]:
     """Return the jobs that are not done."""
-    with concurrent.futures.ThreadPoolExecutor(32) as pool:  # a bucket answers after tens of milliseconds
-        are_done = pool.map(lambda job: job[0].is_done(job[1]), jobs)
-        return [job for job, is_done in zip(jobs, are_done, strict=True) if not is_done]
+    done = at_once(lambda job: job[0].is_done(job[1]), jobs)
+    return [job for job, is_done in zip(jobs, done, strict=True) if not is_done]
 
 
 def _cores() -> int:

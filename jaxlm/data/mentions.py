@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-
-from jaxlm.errors import UserError
 
 
 class Mention(NamedTuple):
@@ -26,42 +24,6 @@ class Mention(NamedTuple):
 
 
 Mentions = tuple[Mention, ...]
-
-
-def read_mentions(value: Any, text: str, place: str, name: str) -> Mentions:
-    """Return the mentions that a JSON object has in its field `name`: objects with `start`, `end` and `id`.
-
-    Args:
-        value: value of the field; None for none.
-        text: the text. Offsets count its characters (Unicode code points).
-        place: place of the object, for messages.
-        name: name of the field, for messages.
-
-    Raises:
-        UserError: the value is anything else, or a span is empty or outside the text.
-    """
-    if value is None:
-        return ()
-    if not isinstance(value, list):
-        raise UserError(f"{place}: the field {name!r} is not a list of mentions; each is an object {_FORM}.")
-    return tuple(_mention(item, text, place, name) for item in value)
-
-
-_FORM = '{"start": 0, "end": 5, "id": "Q90"}, in characters'
-
-
-def _mention(item: Any, text: str, place: str, name: str) -> Mention:
-    try:
-        mention = Mention(item["start"], item["end"], str(item["id"]))
-        is_span = type(mention.start) is type(mention.end) is int and 0 <= mention.start < mention.end <= len(text)
-    except (KeyError, TypeError):
-        is_span = False
-    if not is_span:
-        raise UserError(
-            f"{place}: the field {name!r} has {str(item)[:80]}, which is no span of the text of {len(text):,} "
-            f"characters; write it as {_FORM}."
-        )
-    return mention
 
 
 def within(mentions: Iterable[Mention], start: int, end: int) -> Mentions:

@@ -15,10 +15,11 @@ import itertools
 import json
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from jaxlm.data import arrow_source, python_docs
-from jaxlm.data.mentions import read_mentions
+from jaxlm.data.mentions import Mentions
 from jaxlm.data.readers import Columns, Cutter, Piece, boundary, open_text, read_text, suffix_of, text_of
 from jaxlm.data.rows import kind_of, read_rows
 from jaxlm.errors import UserError
@@ -32,23 +33,24 @@ _PLACES = 160  # of a sample
 _READ = 10  # times the size of a sample
 EXPANSION = 4
 """Assumed size of compressed text to that of its file."""
-_DIVISIBLE = (".txt", ".text", ".tokens", ".raw", ".jsonl", ".ndjson")
+_DIVISIBLE = (".txt", ".text", ".tokens", ".raw", ".jsonl", ".ndjson", ".parquet")
 
 
 @dataclasses.dataclass(frozen=True)
 class Reader:
-    """How the documents of a source are read; a subclass may add to their pieces."""
+    """How the documents of a source are read; a subclass may add mentions of entities to them."""
 
     text_field: str = "text"
     """Column of the text, except in files of text."""
-    entities_field: str = ""
-    """Column of the mentions, which tables lack; "" to read none."""
 
     @property
     def columns(self) -> Columns:
         """The columns of a table or dataset that are read."""
-        advice = "Choose the column of the text with --data.text-field"
-        return Columns([self.text_field], advice, [self.entities_field] if self.entities_field else [])
+        return Columns([self.text_field], "Choose the column of the text with --data.text-field")
+
+    def mentions(self, values: Mapping[str, Any], text: str, place: str) -> Mentions:
+        """Return the mentions in the text of a row, given its columns; `place` is that of the row, for messages."""
+        return ()
 
     def read(self, source: str, start: int = 0, end: int | None = None) -> Iterator[Piece]:
         """Yield the documents of a file or dataset, or of a range of it; raise UserError for unreadable content.
@@ -76,8 +78,7 @@ class Reader:
             place, values = row
             value = "" if values[self.text_field] is None else values[self.text_field]
             text = replace_surrogates(text_of(value, place, self.text_field, others=()))
-            mentions = read_mentions(values.get(self.entities_field), text, place, self.entities_field)
-            yield from cutter.document(text, mentions)
+            yield from cutter.document(text, self.mentions(values, text, place))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +126,7 @@ def parts_of_file(path: str, name: str, state: Sequence[int | str], reader: Read
     """Yield the parts of a file, given its name without links and its state, which begins with its size."""
     size, facts = int(state[0]), json.dumps([name, *state])
     goal = min(max(size // 16, LEAST), MOST)
-    if size < 2 * LEAST or not _may_be_divided(path):
+    if size < 2 * LEAST or not path.lower().endswith(_DIVISIBLE):
         yield Part((path,), reader, facts, size)
     elif suffix_of(path) == ".parquet":
         groups = list(itertools.accumulate(arrow_source.parquet_groups(path)))
@@ -137,15 +138,6 @@ def parts_of_file(path: str, name: str, state: Sequence[int | str], reader: Read
         for start in range(0, size, goal):
             end = min(start + goal, size)
             yield Part((path,), reader, facts, end - start, start, end)
-
-
-def _may_be_divided(path: str) -> bool:
-    if not path.lower().endswith((*_DIVISIBLE, ".parquet")):
-        return False
-    if path.lower().endswith((".jsonl", ".ndjson")):  # one array of objects is no JSON lines
-        with open_text(path) as stream:
-            return stream.read(1) != "["
-    return True
 
 
 def parts_of_dataset(source: str, states: Sequence[str], size: int, rows: int, reader: Reader) -> Iterator[Part]:

@@ -146,8 +146,7 @@ class TextData(Data):
 
     def tokenize(self, tokenizer: Tokenizer, shard: int, shards: int, report: Report = print) -> None:
         """Tokenize a share of the text into the cache folder; see `jaxlm.data.base.Data`."""
-        parts = self.parts()[shard::shards]
-        run_jobs(jobs_of(self.works(tokenizer), parts), self.workers, f"Tokenising {self.source}", report)
+        self._tokenize(self._sources(), tokenizer, report, slice(shard, None, shards))
 
     def open(self, tokenizer: Tokenizer, report: Report = print) -> Source:
         """Open the token stores of this text and tokenizer in the cache folder; make what is missing.
@@ -203,17 +202,20 @@ class TextData(Data):
         """What computes the keys of a part."""
         return Keys(str(cache_folder(self.cache_dir) / "keys"), self.deduplicate == "near")
 
+    def _tokenize(self, sources: _Sources, tokenizer: Tokenizer, report: Report, share: slice = slice(None)) -> None:
+        """Tokenize a share of the parts.
+
+        There is nothing to do for a text whose token store is finished in a bucket; on a disk shards are looked for.
+        """
+        folders = self._folders(sources, tokenizer).values()
+        if not in_bucket(self.shared_cache) or not all(map(is_finished, folders)):
+            jobs = jobs_of(self.works(tokenizer), _parts_of(sources)[share])
+            run_jobs(jobs, self.workers, f"Tokenising {self.source}", report)
+
     def _stores(self, sources: _Sources, tokenizer: Tokenizer, report: Report) -> dict[str, Store]:
         """Open the token store of each source, and make what is missing."""
-        shards, stores = self._shards(tokenizer), cache_folder(self.cache_dir) / "stores"
-        names = {name: [shards.path(part).name for part in corpus.parts] for name, (_, corpus, _) in sources.items()}
-        folders = {}
-        for name in names:  # what a source holds out depends on the others
-            facts = [FORMAT, self.held_out, self.deduplicate, list(names.values()), list(names).index(name)]
-            folders[name] = stores / hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:20]
-        if not all(map(is_finished, folders.values())) or not in_bucket(stores):
-            jobs = jobs_of(self.works(tokenizer), _parts_of(sources))
-            run_jobs(jobs, self.workers, f"Tokenising {self.source}", report)
+        shards, folders = self._shards(tokenizer), self._folders(sources, tokenizer)
+        self._tokenize(sources, tokenizer, report)
         if not all(map(is_finished, folders.values())):
             self._write_stores(sources, shards, folders, report)
         found = {name: Store(folder, shards.folder) for name, folder in folders.items()}
@@ -223,9 +225,20 @@ class TextData(Data):
             data.check_store(found[name])
         return found
 
+    def _folders(self, sources: _Sources, tokenizer: Tokenizer) -> dict[str, epath.Path]:
+        """Return the folder of the token store of each source."""
+        shards, folders = self._shards(tokenizer), {}
+        names = {name: [shards.path(part).name for part in corpus.parts] for name, (_, corpus, _) in sources.items()}
+        for number, name in enumerate(names):  # what a source holds out depends on the others
+            facts = [FORMAT, self.held_out, self.deduplicate, list(names.values()), number]
+            key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:20]
+            folders[name] = cache_folder(self.cache_dir) / "stores" / key
+        return folders
+
     def _write_stores(
         self, sources: _Sources, shards: Shards, folders: Mapping[str, epath.Path], report: Report
     ) -> None:
+        """Decide what is held out of each source and what is left out, and write the token stores."""
         corpora = [corpus for _, corpus, _ in sources.values()]
         removed: list[list[np.ndarray]] = [[] for _ in corpora]
         if self.deduplicate != "off":
