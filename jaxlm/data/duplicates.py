@@ -146,8 +146,12 @@ def find_duplicates(keys: Keys, parts: Sequence[Part], folder: epath.Path) -> li
         for number, mask in enumerate(np.split(repeats, ends[:-1])):
             write_mask(folder, number, mask)
         finish_masks(folder)
-    files = [FlatArray(folder / str(number) / "repeats", "uint8", size) for number, size in enumerate(sizes)]
-    return list(at_once(lambda file: file.read(0, file.size).astype(bool), files))
+
+    def read(facts: tuple[int, int]) -> np.ndarray:
+        number, size = facts
+        return FlatArray(folder / str(number) / "repeats", "uint8", size).read(0, size).astype(bool)
+
+    return list(at_once(read, list(enumerate(sizes))))
 
 
 def write_mask(folder: epath.Path, number: int, mask: np.ndarray) -> None:
