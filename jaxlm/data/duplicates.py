@@ -14,12 +14,12 @@ The keys of a part are computed once, like a shard.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
-import re
+import sys
 import tempfile
 import unicodedata
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
@@ -29,31 +29,61 @@ from etils import epath
 
 from jaxlm.data.arrays import FlatArray, write_array
 from jaxlm.data.parts import Part
-from jaxlm.data.readers import NO_TEXT, Piece
+from jaxlm.data.readers import NO_TEXT, PIECE, Piece
 from jaxlm.data.shards import FACTS, Progress
 from jaxlm.paths import at_once, new_folder, reading, write_whole
 
 Deduplicate = Literal["off", "exact", "near"]
 BANDS, ROWS = 14, 8
-SHINGLE = 5  # words; characters of scripts without spaces
+SHINGLE = 5  # words
 FORMAT = 2
-_AT_ONCE = 1 << 12  # words hashed together
+_AT_ONCE = 1 << 8  # shingles hashed together; their hashes stay in the cache of a core
 _SORTED = 1 << 24  # keys that are sorted in memory
-# Thai to Lao, Burmese, Khmer, kana and Han.
-_UNSPACED = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
-_WORD = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")
+# Scripts without spaces, of which each character is a word: Thai to Lao, Burmese, Khmer, kana and Han.
+_UNSPACED = ((0xE00, 0xEFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x30FF), (0x3400, 0x9FFF), (0xF900, 0xFAFF),
+             (0x20000, 0x3FFFF))
+_R = 0x9E3779B97F4A7C15
+_POWERS, _INVERSES = (np.cumprod(np.array([1] + [r] * 2 * PIECE, np.uint64)) for r in (_R, pow(_R, -1, 1 << 64)))
 _A, _B = np.random.SeedSequence(0).generate_state(2 * BANDS * ROWS, np.uint32).reshape(2, -1, 1)
 _A |= 1
 _ODD = np.random.SeedSequence(1).generate_state(SHINGLE + ROWS, np.uint64) | 1  # multipliers mod 2^64
 _NONE = (1 << 32) - 1
 
 
-def minima(words: Sequence[str]) -> np.ndarray:
-    """Return the minima over the shingles x of words of the hashes (x xor b) a mod 2^32: uint32 [BANDS * ROWS]."""
-    codes = np.array([zlib.crc32(word.encode()) for word in words], np.uint64)
-    width, least = min(SHINGLE, len(codes)) or 1, np.full(len(_A), _NONE, np.uint32)
-    count = len(codes) - width + 1
-    x = sum((codes[k : k + count] * _ODD[k] for k in range(width)), np.zeros(max(0, count), np.uint64)) >> 32
+@functools.lru_cache(maxsize=1)
+def _kinds() -> np.ndarray:
+    """Return for each code point 1 for a letter, digit or underscore, 2 for a word by itself, else 0."""
+    kinds = np.array([chr(code).isalnum() for code in range(sys.maxunicode + 1)], np.uint8)
+    kinds[ord("_")] = 1
+    for first, last in _UNSPACED:
+        kinds[first : last + 1] = 2
+    return kinds
+
+
+def word_hashes(text: str) -> np.ndarray:
+    """Return a hash of each word: the sum of code · r^place of its characters, mod 2^64, r odd."""
+    found = [np.zeros(0, np.uint64)]
+    for start in range(0, len(text), len(_POWERS)):
+        codes = np.frombuffer(text[start : start + len(_POWERS)].encode("utf-32-le"), "<u4")
+        kind = np.zeros(len(codes) + 2, np.uint8)
+        kind[1:-1] = _kinds()[codes]
+        alone, inside = kind[1:-1] == 2, kind[1:-1] == 1
+        begins = np.flatnonzero(alone | (inside & (kind[:-2] != 1)))
+        ends = np.flatnonzero(alone | (inside & (kind[2:] != 1))) + 1
+        sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(codes * _POWERS[: len(codes)])])
+        found.append((sums[ends] - sums[begins]) * _INVERSES[begins])
+    return np.concatenate(found)
+
+
+def minima(words: np.ndarray) -> np.ndarray:
+    """Return the minima over the shingles x of words of the hashes (x xor b) a mod 2^32: uint32 [BANDS * ROWS].
+
+    Args:
+        words: hashes of words, uint64; a shingle is the upper half of a sum of `SHINGLE` of them times odd numbers.
+    """
+    width, least = min(SHINGLE, len(words)) or 1, np.full(len(_A), _NONE, np.uint32)
+    count = len(words) - width + 1
+    x = sum((words[k : k + count] * _ODD[k] for k in range(width)), np.zeros(max(0, count), np.uint64)) >> 32
     for start in range(0, count, _AT_ONCE):
         part = x[start : start + _AT_ONCE].astype(np.uint32)
         least = np.minimum(least, ((part ^ _B) * _A).min(axis=1))
@@ -62,18 +92,21 @@ def minima(words: Sequence[str]) -> np.ndarray:
 
 def document_keys(pieces: Iterable[Piece], is_near: bool) -> Iterator[np.ndarray]:
     """Yield the keys of each document: uint64 [2], the exact one, and for near duplicates [BANDS] more."""
-    exact, words, least = hashlib.blake2b(), [], minima([])
+    nothing = np.zeros(0, np.uint64)
+    exact, words, least = hashlib.blake2b(), nothing, minima(nothing)
     for piece in pieces:
         if piece == NO_TEXT:
             continue
         if piece.first:
-            exact, words, least = hashlib.blake2b(digest_size=16), [], minima([])
+            exact, words, least = hashlib.blake2b(digest_size=16), nothing, minima(nothing)
         text = unicodedata.normalize("NFC", piece.text)
         exact.update((" ".join(text.split()) + " ").encode())
-        words += _WORD.findall(text.casefold()) if is_near else []
-        is_empty = (least == _NONE).all()
-        if is_near and (len(words) >= SHINGLE or (piece.last and is_empty)):  # or a document without a shingle
-            least, words = np.minimum(least, minima(words or [exact.hexdigest()])), words[1 - SHINGLE :]
+        if is_near:
+            words = np.concatenate([words, word_hashes(text.casefold())])
+            if len(words) >= SHINGLE:
+                least, words = np.minimum(least, minima(words)), words[1 - SHINGLE :]
+            elif piece.last and (least == _NONE).all():  # a document without a shingle
+                least = minima(words if len(words) else np.frombuffer(exact.digest(), np.uint64))
         if piece.last:
             bands = [least.reshape(BANDS, ROWS).astype(np.uint64) @ _ODD[SHINGLE:]] if is_near else []
             yield np.concatenate([np.frombuffer(exact.digest(), np.uint64), *bands])

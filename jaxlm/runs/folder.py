@@ -32,7 +32,7 @@ from jaxlm.training.checkpoints import Checkpoints
 
 METADATA = (
     "data", "tokenizer", "frozen", "source", "unigram_entropy", "configuration", "imported_from", "fresh", "chosen",
-    "settings", "jaxlm",
+    "settings", "data_version", "jaxlm",
 )
 """Keys of a run's metadata, in data.json and in each of its checkpoints (see `jaxlm.runs.resume.run_metadata`). "jaxlm"
 is the version that wrote the file."""

@@ -153,6 +153,7 @@ def run_metadata(session: Session, constants: Constants) -> dict[str, Any]:
     begun_from |= {"settings": pretrained.settings.to_json()} if pretrained else {}
     return session.run.metadata | begun_from | {
         "data": source.fingerprint,
+        "data_version": 4,
         "tokenizer": session.tokenizer.fingerprint,
         "frozen": digest(checksums(constants)[0]) if jax.tree.leaves(constants) else None,
         "source": experiment.data.source,
@@ -171,7 +172,11 @@ def write_run(session: Session, metadata: dict[str, Any]) -> None:
     """
     run, experiment = session.run, session.experiment
     saved = run.metadata
-    if run.has_begun and saved.get("data") != metadata["data"]:
+    # Version 3 of token stores had other fingerprints of the same text; its held-out tokens had the same entropy.
+    is_same = saved.get("data") == metadata["data"] or (
+        "data_version" not in saved and saved.get("unigram_entropy") == metadata["unigram_entropy"] > 0
+    )
+    if run.has_begun and not is_same:
         raise UserError(
             f"the text has changed since this run{run.age} began, or other parts of it are held out: it has learnt "
             f"from {saved.get('source', 'other text')} (store {str(saved.get('data'))[:12]}), and {metadata['source']} "
