@@ -175,7 +175,7 @@ def _copies(text: SplitText, held_out: np.ndarray) -> Callable[[int], np.ndarray
     return lambda number: text.copies(number, held_out)
 
 
-def tokens_of(folder: epath.Path, paths: Sequence[epath.Path], sizes: Sequence[int], dtype: str, runs: int,
+def tokens_of(folder: epath.Path, paths: Sequence[str], sizes: Sequence[int], dtype: str, runs: int,
               name: str = "tokens", base: np.ndarray | None = None) -> Spliced:
     """Open the tokens, or entities, of a split.
 
@@ -188,7 +188,7 @@ def tokens_of(folder: epath.Path, paths: Sequence[epath.Path], sizes: Sequence[i
         name: name of the array in the shards.
         base: see `Spliced`.
     """
-    files = Files([os.fspath(path / name) for path in paths], dtype)
+    files = Files([f"{path}/{name}" for path in paths], dtype)
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
     return Spliced(files, starts, Increasing(folder / "runs", runs), FlatArray(folder / "places", "int64", runs), base)
 
@@ -223,7 +223,7 @@ class Index:
             total += shard.counts
             vars(shard).pop("hashes", None), vars(shard).pop("sizes", None)  # which would fill the memory
         self.parts = {name: writer.close() for name, writer in zip(NAMES, writers, strict=True)}
-        paths, facts = [shard.path for shard in text.shards], [shard.facts for shard in text.shards]
+        paths, facts = [os.fspath(shard.path) for shard in text.shards], [shard.facts for shard in text.shards]
         sizes, dtype = [each["tokens"] for each in facts], facts[0]["dtype"]
         self.counts = {
             name: count_ids(tokens_of(folder / name, paths, sizes, dtype, self.parts[name]["runs"]), len(total))

@@ -89,7 +89,7 @@ class Store:
         """
         self.folder = os.fspath(folder)
         self.manifest = read_manifest(self.folder)
-        self._shards = [epath.Path(shards) / name for name, _ in self.manifest["shards"]]
+        self._shards = [f"{os.fspath(shards)}/{name}" for name, _ in self.manifest["shards"]]
         self.fingerprint: str = self.manifest["fingerprint"]
         vocabulary = self.manifest["vocabulary"]
         self.vocab_size: int = vocabulary["size"]
@@ -215,7 +215,7 @@ class Store:
     @functools.cached_property
     def _names_by_shard(self) -> list[list[str]]:
         """Names of the entities of each shard."""
-        return [Shard(path).facts["names"] for path in self._shards]
+        return [Shard(epath.Path(path)).facts["names"] for path in self._shards]
 
     @functools.cached_property
     def _entity_names(self) -> list[str]:
