@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> None:
         data.tokenize(tokenizer, shard, shards)
         missing = len(data.missing(parts, tokenizer))
         then = "" if missing else ": --finish writes the token store"
-        print(f"Shard {options.shard} is stored; of {len(parts):,} parts {missing:,} are missing{then}.")
+        print(f"Shard {options.shard} is stored. Of {len(parts):,} parts {missing:,} are missing{then}.")
         return
     _require_all(parts, data.missing(parts, tokenizer))
     print(data.open(tokenizer).summary)

@@ -69,7 +69,7 @@ def _build(pipeline: Any, data: TextData, parts: Sequence[Part], tokenizer: Toke
     """Add the transforms; `failure` names the file for the sentence of a worker's UserError."""
     import apache_beam as beam
 
-    numbered = pipeline | "Parts" >> beam.Create(list(enumerate(parts))) | beam.Reshuffle()
+    numbered = pipeline | "Parts" >> beam.Create(list(enumerate(parts)), reshuffle=True)
     for work in data.works(tokenizer):
         made = numbered | f"Make {type(work).__name__.lower()}" >> beam.FlatMap(_make, work, failure)
     folder = data.duplicates_folder(parts)

@@ -181,10 +181,10 @@ def test_a_share_that_was_killed_is_repeated(reference, tmp_path, capsys):
     assert "…; repeat their --shard I/N" in said
     before = {path: os.stat(other.cache / path).st_mtime_ns for path in files(other.cache)}
     other.run("--shard", "0/2", "--data.workers", 1)
-    assert f"Shard 0/2 is stored; of {PARTS} parts {PARTS // 2} are missing." in capsys.readouterr().out
+    assert f"Shard 0/2 is stored. Of {PARTS} parts {PARTS // 2} are missing." in capsys.readouterr().out
     assert before and before == {path: os.stat(other.cache / path).st_mtime_ns for path in before}, "made again"
     other.run("--shard", "1/2", "--data.workers", 1)
-    assert f"of {PARTS} parts 0 are missing: --finish writes the token store." in capsys.readouterr().out
+    assert f"Of {PARTS} parts 0 are missing: --finish writes the token store." in capsys.readouterr().out
     assert not (other.cache / "stores").exists()
     other.run("--finish")
     assert files(other.cache) == files(one.cache)
