@@ -33,7 +33,7 @@ NEW = "mine_tiny"
 """A preset that the pages on objectives have their reader write."""
 FOREIGN = {"--include_path", "--model", "--partof", "--objective.rate", "--extra_package", "--requirements_file",
            "--runner", "--sdk_container_image"}
-"""Flags of lm_eval and Beam in inline code, a relation of a graph, and a field of the objective that a reader writes."""
+"""Flags of lm_eval and Beam in inline code, a relation of a graph, and a field of an objective that a reader writes."""
 each_page = pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
 
 
