@@ -31,8 +31,9 @@ CODE = re.compile(r"`([^`\n]+)`")
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w.-]*\w")
 NEW = "mine_tiny"
 """A preset that the pages on objectives have their reader write."""
-FOREIGN = {"--include_path", "--model", "--partof", "--objective.rate"}
-"""Flags of lm_eval in inline code, a relation of a graph, and a field of the objective that a reader writes."""
+FOREIGN = {"--include_path", "--model", "--partof", "--objective.rate", "--extra_package", "--requirements_file",
+           "--runner", "--sdk_container_image"}
+"""Flags of lm_eval and Beam in inline code, a relation of a graph, and a field of an objective that a reader writes."""
 each_page = pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
 
 
@@ -81,7 +82,7 @@ def invocations(words: list[str]) -> Iterator[list[str]]:
             yield ["pretrain", *words[place + 1 :]]
         elif word.startswith("COMMAND="):
             yield shlex.split(word.removeprefix("COMMAND="))
-        elif word == "--":
+        elif word == "--" and "--beam" not in words:
             yield words[place + 1 :]
 
 

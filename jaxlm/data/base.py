@@ -143,6 +143,14 @@ class Data:
     def check_format(self, row_format: RowFormat) -> None:
         """Raise UserError if the data cannot be cut into such rows; it is asked before the data is read."""
 
+    def parts(self) -> Sequence[Any]:
+        """Return the parts of a text (`jaxlm.data.parts.Part`), which are tokenized one by one; none without text."""
+        return ()
+
+    def missing(self, parts: Sequence[Any], tokenizer: Tokenizer) -> Sequence[int]:
+        """Return the numbers of the parts that are not tokenized yet."""
+        return ()
+
     def tokenize(self, tokenizer: Tokenizer, shard: int, shards: int, report: Report = print) -> None:
         """Tokenize one shard of the text into the cache folder; do nothing for data without shards.
 

@@ -31,7 +31,7 @@ from jaxlm.data.arrays import FlatArray, read_facts, write_array, write_facts
 from jaxlm.data.parts import Part
 from jaxlm.data.readers import NO_TEXT, PIECE, Piece
 from jaxlm.data.shards import FACTS, Progress
-from jaxlm.paths import new_folder
+from jaxlm.paths import at_once, new_folder
 
 Deduplicate = Literal["off", "exact", "near"]
 BANDS, ROWS = 14, 8
@@ -148,45 +148,70 @@ class Keys:
             write_array(folder / "keys", keys.T.ravel())
             write_facts(folder / FACTS, {"format": FORMAT, "documents": len(keys)})
 
+    @property
+    def num_columns(self) -> int:
+        """Number of the keys of a document: the exact one, and its bands."""
+        return 1 + BANDS * self.is_near
+
+    def num_documents(self, part: Part) -> int:
+        """Return the number of documents of a part whose keys are complete."""
+        return read_facts(self.path(part) / FACTS, FORMAT)["documents"]
+
+    def read(self, part: Part, size: int, column: int) -> np.ndarray:
+        """Return a key of each of the `size` documents of a part: uint64 [size, 2] the exact ones, else [size, 1]."""
+        start, width = (column + 1, 1) if column else (0, 2)
+        values = FlatArray(self.path(part) / "keys", "uint64", size * (self.num_columns + 1))
+        return values.read(start * size, (start + width) * size).reshape(width, size).T
+
 
 def find_duplicates(keys: Keys, parts: Sequence[Part], folder: epath.Path) -> list[np.ndarray]:
     """Return which documents of each part repeat an earlier one: bool [documents].
 
     The keys are sorted on the disk, some millions at a time. The result is kept in `folder`.
     """
-    paths = [keys.path(part) for part in parts]
-    sizes = [read_facts(path / FACTS, FORMAT)["documents"] for path in paths]
-    ends = np.cumsum(sizes)
+    sizes = list(at_once(keys.num_documents, parts))
     if not (folder / FACTS).exists():
-        arrays = [FlatArray(path / "keys", "uint64", size * (2 + BANDS * keys.is_near))
-                  for path, size in zip(paths, sizes, strict=True)]
-        columns = [(0, 2), *((2 + band, 1) for band in range(BANDS * keys.is_near))]
+        ends = np.cumsum(sizes)
         repeats = np.zeros(int(ends[-1]), bool)
-        for column in columns:
-            for numbers in _later_ones(arrays, sizes, *column):
+        for column in range(keys.num_columns):
+            for numbers in _later_ones(keys, parts, sizes, column):
                 repeats[numbers] = True
-        with new_folder(folder, FACTS) as new:
-            write_array(new / "repeats", repeats.view(np.uint8))
-            write_facts(new / FACTS, {})
-    repeats = FlatArray(folder / "repeats", "uint8", int(ends[-1])).read(0, int(ends[-1])).astype(bool)
-    return np.split(repeats, ends[:-1])
+        for number, mask in enumerate(np.split(repeats, ends[:-1])):
+            write_mask(folder, number, mask)
+        finish_masks(folder)
+
+    def read(facts: tuple[int, int]) -> np.ndarray:
+        number, size = facts
+        return FlatArray(folder / str(number) / "repeats", "uint8", size).read(0, size).astype(bool)
+
+    return list(at_once(read, list(enumerate(sizes))))
 
 
-def _later_ones(arrays: Sequence[FlatArray], sizes: Sequence[int], first: int, width: int) -> Iterator[np.ndarray]:
-    """Yield the numbers of documents that have a key of an earlier one, in `width` columns from `first` on."""
+def write_mask(folder: epath.Path, number: int, mask: np.ndarray) -> None:
+    """Keep which documents of a part, bool [documents], repeat an earlier one."""
+    with new_folder(folder / str(number), "repeats") as new:
+        write_array(new / "repeats", mask.view(np.uint8))
+
+
+def finish_masks(folder: epath.Path) -> None:
+    """Mark that the masks of all parts are in the folder."""
+    write_facts(folder / FACTS, {"format": FORMAT})
+
+
+def _later_ones(keys: Keys, parts: Sequence[Part], sizes: Sequence[int], column: int) -> Iterator[np.ndarray]:
+    """Yield the numbers of documents that have the key of an earlier one in a column."""
     count = -(-sum(sizes) // _SORTED) or 1
     with tempfile.TemporaryDirectory() as scratch:
         files = [Path(scratch, str(number)) for number in range(count)]
         before = 0
-        for array, size in zip(arrays, sizes, strict=True):
-            rows = array.read(first * size, (first + width) * size).reshape(width, size).T
-            rows = np.column_stack([rows, np.arange(before, before + size, dtype=np.uint64)])
+        for part, size in zip(parts, sizes, strict=True):
+            rows = np.column_stack([keys.read(part, size, column), np.arange(before, before + size, dtype=np.uint64)])
             before += size
             place = (rows[:, 0] % np.uint64(count)).astype(np.int64)
             for number, file in enumerate(files):
                 with file.open("ab") as stream:
                     stream.write(rows[place == number].tobytes())
         for file in files:
-            rows = np.fromfile(file, np.uint64).reshape(-1, width + 1)
+            rows = np.fromfile(file, np.uint64).reshape(-1, rows.shape[1])
             rows = rows[np.lexsort(rows.T[::-1])]  # by key, then by number
-            yield rows[1:][(rows[1:, :width] == rows[:-1, :width]).all(axis=1), width].astype(np.int64)
+            yield rows[1:][(rows[1:, :-1] == rows[:-1, :-1]).all(axis=1), -1].astype(np.int64)

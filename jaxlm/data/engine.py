@@ -71,6 +71,11 @@ def run_jobs(jobs: Sequence[Job], workers: int, title: str, report: Report) -> N
             _in_processes(jobs, workers, progress)
 
 
+def jobs_of(works: Sequence[Work], parts: Sequence[Part]) -> list[Job]:
+    """Return the jobs of parts, all of a part before those of the next one."""
+    return [(work, part) for part in parts for work in works]
+
+
 def missing(jobs: Sequence[Job]) -> list[Job]:
     """Return the jobs that are not done."""
     done = at_once(lambda job: job[0].is_done(job[1]), jobs)

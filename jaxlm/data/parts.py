@@ -109,6 +109,10 @@ class Part:
         reader = [type(self.reader).__name__, *dataclasses.astuple(self.reader)]
         return hashlib.sha256(json.dumps([self.state, self.start, self.end, reader]).encode()).hexdigest()
 
+    def __str__(self) -> str:
+        name = self.files[0] if len(self.files) == 1 else f"{self.files[0]} and {len(self.files) - 1:,} more files"
+        return name if self.end is None else f"{name} from {self.start:,} to {self.end:,}"
+
     @property
     def is_compressed(self) -> bool:
         """Whether its text is larger than its size, perhaps by much."""

@@ -16,7 +16,7 @@ from jaxlm.data.cache import cache_folder
 from jaxlm.data.corpus import SOURCES, Corpus, open_corpus
 from jaxlm.data.describe import describe_text
 from jaxlm.data.duplicates import Deduplicate, Keys, find_duplicates
-from jaxlm.data.engine import Job, Work, run_jobs
+from jaxlm.data.engine import Work, jobs_of, missing, run_jobs
 from jaxlm.data.mixture import Mixture, parse_mixture, shares_of
 from jaxlm.data.parts import Part, Reader, sample
 from jaxlm.data.rows import kind_of
@@ -131,23 +131,22 @@ class TextData(Data):
         if row_format.stride and "" not in parse_mixture(self.source, self.temperature):
             raise UserError("This objective reads a text in its order; leave weights and --data.temperature out.")
 
-    def jobs(self, tokenizer: Tokenizer) -> list[Job]:
-        """Return what tokenizes each part of the text, and what computes its keys to find duplicates.
+    def parts(self) -> list[Part]:
+        """Return the parts of the text, of one source after the other."""
+        return _parts_of(self._sources())
 
-        There is nothing to do for a text whose token store is finished in a bucket; on a disk shards are looked for.
-        """
-        sources = self._sources()
-        folders = self._folders(sources, tokenizer).values()
-        if in_bucket(self.shared_cache) and all(map(is_finished, folders)):
-            return []
-        works: list[Work] = [self._shards(tokenizer)]
-        if self.deduplicate != "off":
-            works.append(self._keys())
-        return [(work, part) for _, corpus, _ in sources.values() for part in corpus.parts for work in works]
+    def works(self, tokenizer: Tokenizer) -> list[Work]:
+        """Return what tokenizes a part, and what computes its keys to find duplicates."""
+        return [self._shards(tokenizer), *([self.keys] if self.deduplicate != "off" else [])]
+
+    def missing(self, parts: Sequence[Part], tokenizer: Tokenizer) -> list[int]:
+        """Return the numbers of parts that lack a shard or keys; see `jaxlm.data.base.Data`."""
+        found = {part for _, part in missing(jobs_of(self.works(tokenizer), parts))}
+        return [number for number, part in enumerate(parts) if part in found]
 
     def tokenize(self, tokenizer: Tokenizer, shard: int, shards: int, report: Report = print) -> None:
         """Tokenize a share of the text into the cache folder; see `jaxlm.data.base.Data`."""
-        run_jobs(self.jobs(tokenizer)[shard::shards], self.workers, f"Tokenising {self.source}", report)
+        self._tokenize(self._sources(), tokenizer, report, slice(shard, None, shards))
 
     def open(self, tokenizer: Tokenizer, report: Report = print) -> Source:
         """Open the token stores of this text and tokenizer in the cache folder; make what is missing.
@@ -198,13 +197,25 @@ class TextData(Data):
     def _shards(self, tokenizer: Tokenizer) -> Shards:
         return Shards(str(cache_folder(self.cache_dir) / "shards"), tokenizer, self.sentences)
 
-    def _keys(self) -> Keys:
+    @property
+    def keys(self) -> Keys:
+        """What computes the keys of a part."""
         return Keys(str(cache_folder(self.cache_dir) / "keys"), self.deduplicate == "near")
+
+    def _tokenize(self, sources: _Sources, tokenizer: Tokenizer, report: Report, share: slice = slice(None)) -> None:
+        """Tokenize a share of the parts.
+
+        There is nothing to do for a text whose token store is finished in a bucket; on a disk shards are looked for.
+        """
+        folders = self._folders(sources, tokenizer).values()
+        if not in_bucket(self.shared_cache) or not all(map(is_finished, folders)):
+            jobs = jobs_of(self.works(tokenizer), _parts_of(sources)[share])
+            run_jobs(jobs, self.workers, f"Tokenising {self.source}", report)
 
     def _stores(self, sources: _Sources, tokenizer: Tokenizer, report: Report) -> dict[str, Store]:
         """Open the token store of each source, and make what is missing."""
         shards, folders = self._shards(tokenizer), self._folders(sources, tokenizer)
-        run_jobs(self.jobs(tokenizer), self.workers, f"Tokenising {self.source}", report)
+        self._tokenize(sources, tokenizer, report)
         if not all(map(is_finished, folders.values())):
             self._write_stores(sources, shards, folders, report)
         found = {name: Store(folder, shards.folder) for name, folder in folders.items()}
@@ -234,9 +245,9 @@ class TextData(Data):
         corpora = [corpus for _, corpus, _ in sources.values()]
         removed: list[list[np.ndarray]] = [[] for _ in corpora]
         if self.deduplicate != "off":
-            keys, parts = self._keys(), [part for corpus in corpora for part in corpus.parts]
+            parts = _parts_of(sources)
             report(f"Looking for {self.deduplicate} duplicates in {self.source}")
-            repeats = iter(find_duplicates(keys, parts, self.duplicates_folder(parts)))
+            repeats = iter(find_duplicates(self.keys, parts, self.duplicates_folder(parts)))
             removed = [list(itertools.islice(repeats, len(corpus.parts))) for corpus in corpora]
         texts = []
         for corpus, own in zip(corpora, removed, strict=True):
@@ -253,7 +264,7 @@ class TextData(Data):
 
     def duplicates_folder(self, parts: Sequence[Part]) -> epath.Path:
         """Return the folder of the duplicates among parts."""
-        names = [self._keys().path(part).name for part in parts]
+        names = [self.keys.path(part).name for part in parts]
         name = hashlib.sha256(json.dumps(names).encode()).hexdigest()[:24]
         return cache_folder(self.cache_dir) / "duplicates" / name
 
@@ -282,3 +293,7 @@ class TextData(Data):
             sizes = f"{len(tokenizer):,} ids and not {self.vocab_size:,} (--data.vocab-size)"
             report(f"The vocabulary has {sizes}: this text has no more pieces")
         return tokenizer
+
+
+def _parts_of(sources: _Sources) -> list[Part]:
+    return [part for _, corpus, _ in sources.values() for part in corpus.parts]

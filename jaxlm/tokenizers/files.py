@@ -69,6 +69,9 @@ class Definition:
         fields = json.dumps([self.kind, dict(self.symbols)], sort_keys=True).encode()
         return hashlib.sha256(fields + b"\n" + self.data).hexdigest()
 
+    def __hash__(self) -> int:
+        return hash(self.fingerprint)
+
 
 def read(path: epath.Path) -> Definition:
     """Read the tokenizer at `path`, a file or folder in any of the formats of `Tokenizer.load`."""

@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import base64
 import functools
+import importlib
+import os
 import random
 import re
 import unicodedata
@@ -24,7 +26,6 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import tokenizers
-from sentencepiece import sentencepiece_model_pb2 as sp
 
 from jaxlm.errors import UserError
 from jaxlm.tokenizers.normalizer import NORMALIZERS
@@ -41,6 +42,24 @@ _ODD_TEXTS = (
     "", "  two  spaces,\ttabs \r\n\n lines\n", "\x01a\u00a0b\u3000c \u200bd\ufeff", "\uff46\uff54 \ufb01 \u2460 \u00bd",
     "\uff8a\uff9f \u304b\u3099 \u1100\u1161\u11a8 e\u0301a\u0323\u0302 \ufb01\u0301", "\u6f22 \U0001f642\u6f22 <unk>",
 )
+
+
+def _import_messages() -> Any:
+    """Import SentencePiece's messages under any protobuf.
+
+    Their file asks for protobuf 7, of which it needs nothing; Apache Beam has no protobuf above 6.
+    """
+    name = "TEMPORARILY_DISABLE_PROTOBUF_VERSION_CHECK"
+    before = os.environ.get(name)
+    os.environ[name] = "true"
+    try:
+        return importlib.import_module("sentencepiece.sentencepiece_model_pb2")
+    finally:
+        os.environ.pop(name)
+        os.environ.update({name: before} if before else {})
+
+
+sp = _import_messages()
 
 
 def parse(model: bytes) -> Any:

@@ -315,6 +315,14 @@ class Tokenizer:
     def __hash__(self) -> int:
         return hash(self.fingerprint)
 
+    def __reduce__(self) -> tuple[Callable[[Definition], Tokenizer], tuple[Definition]]:
+        return _build, (self._definition,)
+
+
+@functools.lru_cache(maxsize=1)  # a process that tokenizes gets the same one with every part
+def _build(definition: Definition) -> Tokenizer:
+    return Tokenizer(definition)
+
 
 def _encodings(encode_batch: Callable[..., list[tokenizers.Encoding]], texts: Sequence[str]) -> Iterator[Any]:
     """Yield the encoding of each text, group by group."""
