@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxlm.data import engine, parts
-from jaxlm.data.engine import run_jobs
+from jaxlm.data.engine import jobs_of, run_jobs
 from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
 from tests.data.stand_ins import ByteTokenizer, files_of
@@ -55,7 +55,7 @@ def test_shares_of_several_machines_give_the_bytes_of_one(data, tmp_path, monkey
     near = dataclasses.replace(data, deduplicate="near")
     for shard in (2, 0, 2, 1):
         near.tokenize(ByteTokenizer(), shard, 3, list)
-    assert not engine.missing(near.jobs(ByteTokenizer()))
+    assert not near.missing(near.parts(), ByteTokenizer())
     near.open(ByteTokenizer(), lambda line: line.startswith("Tokenising") and pytest.fail(line))
     alone = dataclasses.replace(near, cache_dir=str(tmp_path / "alone"))
     alone.open(ByteTokenizer(), list)
@@ -99,7 +99,7 @@ def test_progress_is_told(data, monkeypatch, tmp_path, is_compressed):
         source = tmp_path / "large.txt.gz"
     monkeypatch.setattr(parts, "LEAST", 1 << 20)
     data, said = dataclasses.replace(data, source=str(source)), []
-    jobs = data.jobs(ByteTokenizer())
+    jobs = jobs_of(data.works(ByteTokenizer()), data.parts())
     run_jobs(jobs, 1, "Tokenising it", said.append)
     size = sum(part.size for _, part in jobs) / 1e6
     assert said[0] == f"Tokenising it ({size:,.1f} MB in {len(jobs):,} parts)"

@@ -18,7 +18,6 @@ import pytest
 from etils import epath
 
 from jaxlm.cli import main
-from jaxlm.data.engine import missing
 from jaxlm.data.store import Store
 from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
@@ -262,9 +261,9 @@ def test_a_run_of_two_processes_is_killed_twice_and_ends_on_four(gcs, preset, tm
 
     kill_both_when(shards, tmp_path / "1")
     own = TextData(source=str(gcs / "text.txt"), cache_dir=str(gcs / "cache"))
-    jobs = own.jobs(Tokenizer.load(tmp_path / "tokenizer"))
-    left = len(missing(jobs[::2]))  # of those that process 0 tokenizes
-    assert len(jobs) == 3 and 0 < len(shards()) < 3
+    parts, tokenizer = own.parts(), Tokenizer.load(tmp_path / "tokenizer")
+    left = len(own.missing(parts[::2], tokenizer))  # of those that process 0 tokenizes
+    assert len(parts) == 3 and 0 < len(shards()) < 3
     kill_both_when(lambda: any((gcs / "run" / "checkpoints").glob("*/commit_success.txt")), tmp_path / "2")
     output = (tmp_path / "2" / "process0.log").read_text()
     assert f"MB in {left} parts" in output if left else "Tokenising" not in output
