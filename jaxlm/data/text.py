@@ -195,7 +195,8 @@ class TextData(Data):
         return Reader(self.text_field)
 
     def _shards(self, tokenizer: Tokenizer) -> Shards:
-        return Shards(str(cache_folder(self.cache_dir) / "shards"), tokenizer, self.sentences)
+        # One thread, since each engine has a process a core.
+        return Shards(str(cache_folder(self.cache_dir) / "shards"), tokenizer, self.sentences, threads=1)
 
     @property
     def keys(self) -> Keys:
