@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxlm.data import windows
+from jaxlm.data import arrays, windows
 from jaxlm.data.base import RowFormat
 from jaxlm.errors import UserError
 from tests.data.stand_ins import EOS, ByteTokenizer, store_of
@@ -65,14 +65,21 @@ def expected_windows(documents, length, packing, pad=0):
     return found
 
 
+def many_documents(folder, monkeypatch, stride, at_once):
+    """Return the store as one of very many documents is read."""
+    for room in (arrays, windows):
+        monkeypatch.setattr(room, "STRIDE", stride)
+    monkeypatch.setattr(arrays, "_RESIDENT", 0)
+    monkeypatch.setattr(windows, "_AT_ONCE", at_once)
+    return store_of(folder / "s", DOCUMENTS)
+
+
 @pytest.mark.parametrize("packing", PACKINGS)
 @pytest.mark.parametrize("length", [2, 3, 8, 20, 64, 500])
 @pytest.mark.parametrize("resident", [True, False])
-def test_an_epoch_is_every_window_once(store, monkeypatch, packing, length, resident):
-    if not resident:  # as for a store of very many documents
-        monkeypatch.setattr(windows, "_RESIDENT", 0)
-        monkeypatch.setattr(windows, "_STRIDE", 2)
-        monkeypatch.setattr(windows, "_AT_ONCE", 4)
+def test_an_epoch_is_every_window_once(store, tmp_path, monkeypatch, packing, length, resident):
+    if not resident:
+        store = many_documents(tmp_path, monkeypatch, 2, 4)
     batches = store.batches("train", 5, RowFormat(packing, length), 7)
     expected = expected_windows(DOCUMENTS, length, packing)
     assert batches.num_rows == len(expected)
@@ -80,7 +87,7 @@ def test_an_epoch_is_every_window_once(store, monkeypatch, packing, length, resi
         assert Counter(rows_of(batches, epoch)) == Counter(expected)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(2, 30), st.sampled_from(PACKINGS))
 def test_windows_of_random_documents(tmp_path_factory, lengths, length, packing):
     documents = [chr(65 + number) * size for number, size in enumerate(lengths)]
@@ -221,9 +228,8 @@ def test_packing_with_end_tokens_needs_an_end_token(tmp_path):
     assert batch.tokens[0, 6:].tolist() == [0, 0]
 
 
-def test_counting_documents_in_parts_agrees(store, monkeypatch):
-    monkeypatch.setattr(windows, "_AT_ONCE", 2)
-    monkeypatch.setattr(windows, "_STRIDE", 1)
+def test_counting_documents_in_parts_agrees(tmp_path, monkeypatch):
+    store = many_documents(tmp_path, monkeypatch, 1, 2)
     for packing, length in itertools.product(PACKINGS, (3, 20)):
         assert store.batches("train", 1, RowFormat(packing, length), 0).num_rows == len(
             expected_windows(DOCUMENTS, length, packing)

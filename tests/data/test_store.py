@@ -176,7 +176,7 @@ def test_small_texts_of_many_documents_hold_out_more_than_the_share(tmp_path):
 def test_the_least_is_held_out_whatever_the_hashes(tmp_path, monkeypatch, count, size):
     """Documents of up to twice `size` bytes; of less than 320 KB of text the least is a tenth."""
     monkeypatch.setattr(shards, "_GROUP", 1 << 18)
-    for seed in range(8):
+    for seed in range(8 if count < 3000 else 3):
         sizes = np.random.default_rng(seed).integers(10, 2 * size, count)
         documents = whole([f"{seed} {number} ".ljust(size, "x") for number, size in enumerate(sizes)])
         _, text = split_text(tmp_path / "s", documents, 0.001, parts=1 + seed % 2)
@@ -247,7 +247,7 @@ def test_the_fingerprint_of_a_store_depends_on_text_tokenizer_and_settings(tmp_p
     assert len({first, *others}) == 6
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=15, deadline=None, derandomize=True)
 @given(st.data())
 def test_splits_are_those_of_a_list_of_documents(tmp_path_factory, data):
     """Against plain Python: random documents, copies, duplicates that are left out, shares and parts."""

@@ -18,6 +18,7 @@ import pytest
 from etils import epath
 
 from jaxlm.cli import main
+from jaxlm.data.engine import missing
 from jaxlm.data.store import Store
 from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
@@ -25,6 +26,7 @@ from jaxlm.paths import cause
 from jaxlm.runs import lease
 from jaxlm.runs.lease import Lease
 from jaxlm.runs.load import load_run
+from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.trees import path_string
 from tests.parallel.test_processes import processes
 from tests.training.servers import free_port, serve, serve_gcs
@@ -246,8 +248,8 @@ def test_a_run_of_two_processes_is_killed_twice_and_ends_on_four(gcs, preset, tm
              "--optimizer.learning-rate", 1e-3]
     arguments = ["pretrain", preset, *flags, "--data.cache-dir", gcs / "cache", "--run-dir", gcs / "run"]
 
-    def chunks() -> list[str]:
-        return [path.name for path in (gcs / "cache").glob("stores/*/*.npz")]
+    def shards() -> list[str]:
+        return [path.parent.name for path in (gcs / "cache").glob("shards/*/facts.json")]
 
     def kill_both_when(condition, folder) -> None:
         both = processes(folder, arguments, arguments)
@@ -258,13 +260,15 @@ def test_a_run_of_two_processes_is_killed_twice_and_ends_on_four(gcs, preset, tm
             assert process.wait() == -signal.SIGKILL, process.output
         (gcs / "run" / ".lock").unlink()  # rather than wait until it expires
 
-    kill_both_when(chunks, tmp_path / "1")
-    assert 0 < len(chunks()) < 5
-    left = 2 - sum(name < "000002" for name in chunks())  # of the two that process 0 tokenizes
+    kill_both_when(shards, tmp_path / "1")
+    own = TextData(source=str(gcs / "text.txt"), cache_dir=str(gcs / "cache"))
+    jobs = own.jobs(Tokenizer.load(tmp_path / "tokenizer"))
+    left = len(missing(jobs[::2]))  # of those that process 0 tokenizes
+    assert len(jobs) == 3 and 0 < len(shards()) < 3
     kill_both_when(lambda: any((gcs / "run" / "checkpoints").glob("*/commit_success.txt")), tmp_path / "2")
     output = (tmp_path / "2" / "process0.log").read_text()
-    assert f"{left} of 5 chunks" in output if left else "Tokenising" not in output
-    assert not chunks() and saved_steps(gcs / "run")[-1] < 100
+    assert f"MB in {left} parts" in output if left else "Tokenising" not in output
+    assert saved_steps(gcs / "run")[-1] < 100
     four = processes(tmp_path / "4", *[arguments] * 4)
     for process in four:
         assert process.wait() == 0, process.output
@@ -273,7 +277,8 @@ def test_a_run_of_two_processes_is_killed_twice_and_ends_on_four(gcs, preset, tm
     alone = Command(["pretrain", preset, *flags, "--data.cache-dir", tmp_path / "cache", "--run-dir",
                      tmp_path / "alone"], tmp_path / "alone.log")
     assert alone.wait() == 0, alone.output
-    ours, theirs = (Store(str(next(folder.glob("stores/*")))) for folder in (gcs / "cache", tmp_path / "cache"))
+    ours, theirs = (Store(str(next(folder.glob("stores/*"))), str(folder / "shards"))
+                    for folder in (gcs / "cache", tmp_path / "cache"))
     for split in ("train", "held_out"):
         one, other = getattr(ours, split), getattr(theirs, split)
         assert one.documents == other.documents and (ours.counts(split) == theirs.counts(split)).all()
