@@ -195,8 +195,7 @@ class TextData(Data):
         return Reader(self.text_field)
 
     def _shards(self, tokenizer: Tokenizer) -> Shards:
-        # One thread, since each engine has a process a core.
-        return Shards(str(cache_folder(self.cache_dir) / "shards"), tokenizer, self.sentences, threads=1)
+        return Shards(str(cache_folder(self.cache_dir) / "shards"), tokenizer, self.sentences)
 
     @property
     def keys(self) -> Keys:

@@ -33,7 +33,7 @@ class ByteTokenizer:
     def require_equal_ids(self, texts):
         pass
 
-    def encode_arrays(self, texts, *, num_threads=0):
+    def encode_arrays(self, texts):
         return [np.frombuffer("".join(text.split()).encode(), np.uint8).astype(np.int32) + 16 for text in texts]
 
 
