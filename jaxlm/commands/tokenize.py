@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> None:
     parts = data.parts() if options.shard or options.finish or options.beam else ()
     if options.beam:
         if not parts:
-            raise UserError(f"{options.config} reads no text that is tokenized beforehand; leave --beam out.")
+            raise UserError(f"{options.config} has no text to tokenize; change --data.source, or leave --beam out.")
         from jaxlm.data.beam import run_pipeline
 
         run_pipeline(data, parts, tokenizer, pipeline[1:])

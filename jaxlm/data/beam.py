@@ -42,12 +42,11 @@ def run_pipeline(data: TextData, parts: Sequence[Part], tokenizer: Tokenizer, ar
     """
     try:
         import apache_beam
-        from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
+        from apache_beam.options.pipeline_options import PipelineOptions
     except ImportError as error:
         raise UserError(f"--beam needs apache-beam; {install('beam')}.") from error
-    options = PipelineOptions(list(arguments))
-    standard = options.view_as(StandardOptions)
-    standard.runner = standard.runner or "FnApiRunner"  # Beam's default would first try to download another one
+    # The default of Beam would first try to download another runner. A --runner of the arguments wins.
+    options = PipelineOptions(["--runner=FnApiRunner", *arguments])
     try:
         pipeline = apache_beam.Pipeline(options=options)
     except (ImportError, ValueError) as error:
@@ -77,7 +76,7 @@ def _build(pipeline: Any, data: TextData, parts: Sequence[Part], tokenizer: Toke
         return
     keyed = made | "Keys" >> beam.FlatMap(_by_key, data.keys)
     later = keyed | "Group by key" >> beam.GroupByKey() | "Later documents" >> beam.FlatMap(_later_ones)
-    sizes = made | "Sizes" >> beam.Map(_size, data.keys)
+    sizes = made | "Sizes" >> beam.Map(lambda numbered, keys: (numbered[0], keys.num_documents(numbered[1])), data.keys)
     grouped = {"size": sizes, "later": later} | "Group by part" >> beam.CoGroupByKey()
     grouped | "Write masks" >> beam.Map(_write_mask, os.fspath(folder), failure)
 
@@ -86,9 +85,8 @@ def _make(numbered: _Numbered, work: Work, failure: str) -> Iterator[_Numbered]:
     from apache_beam.metrics import Metrics
 
     os.environ.setdefault("RAYON_NUM_THREADS", "1")  # Beam has a process for each core
-    part = numbered[1]
     try:
-        if not work.is_done(part):
+        if not work.is_done(part := numbered[1]):
             work.make(part, Metrics.counter("jaxlm", "bytes_of_text").inc)
     except UserError as error:  # if it went on, a runner would try again, and bury the sentence in a traceback
         write_whole(epath.Path(failure), str(error).encode())
@@ -112,10 +110,6 @@ def _later_ones(group: tuple[bytes, Iterable[tuple[int, int]]]) -> Iterator[tupl
     for document in documents:
         yield max(earliest, document)
         earliest = min(earliest, document)
-
-
-def _size(numbered: _Numbered, keys: Keys) -> tuple[int, int]:
-    return numbered[0], keys.num_documents(numbered[1])
 
 
 def _write_mask(group: tuple[int, Mapping[str, Sequence[int]]], folder: str, failure: str) -> None:

@@ -172,12 +172,12 @@ def find_duplicates(keys: Keys, parts: Sequence[Part], folder: epath.Path) -> li
     sizes = list(at_once(keys.num_documents, parts))
     if not (folder / FACTS).exists():
         ends = np.cumsum(sizes)
-        repeats = np.zeros(int(ends[-1]), bool)
-        for column in range(keys.num_columns):
+        repeats = np.zeros(sum(sizes), bool)
+        for column in range(keys.num_columns if parts else 0):
             for numbers in _later_ones(keys, parts, sizes, column):
                 repeats[numbers] = True
-        for number, mask in enumerate(np.split(repeats, ends[:-1])):
-            write_mask(folder, number, mask)
+        for number, (size, end) in enumerate(zip(sizes, ends.tolist(), strict=True)):
+            write_mask(folder, number, repeats[end - size : end])
         finish_masks(folder)
 
     def read(facts: tuple[int, int]) -> np.ndarray:

@@ -58,13 +58,11 @@ class Shards:
         folder: folder of the shards.
         tokenizer: the tokenizer.
         sentences: whether each sentence is a document of the rows.
-        threads: threads of SentencePiece; 0 for one a core.
     """
 
     folder: str
     tokenizer: Tokenizer
     sentences: bool = False
-    threads: int = 0
 
     def path(self, part: Part, cut: int | None = None) -> epath.Path:
         """Return the folder of the shard of a part that is divided at byte `cut` of its text."""
@@ -175,7 +173,7 @@ class _ShardWriter:
         self._groups += 1
         has_mentions = any(mentions for *_, mentions in self._waiting)
         found = self._tokenizer.encode_with_offsets(texts) if has_mentions else [
-            (ids, None) for ids in self._tokenizer.encode_arrays(texts, num_threads=self._shards.threads)
+            (ids, None) for ids in self._tokenizer.encode_arrays(texts)
         ]
         sizes = np.array([len(ids) for ids, _ in found], np.int64)
         tokens = np.concatenate([np.zeros(0, np.int32), *(ids for ids, _ in found)])

@@ -37,7 +37,7 @@ class HeldOutRule:
 
         At least LEAST bytes are held out, but of a small text a tenth; whole documents make it a little more.
         """
-        if share <= 0:
+        if share <= 0 or not text.bytes:
             return cls(0, text.bytes)
         share = max(share, min(0.1, LEAST / text.bytes))
         below = max(round(share * (1 << HASH_BITS)), text.least_below)

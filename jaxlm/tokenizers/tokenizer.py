@@ -181,21 +181,19 @@ class Tokenizer:
         """
         return self.encode_arrays([text])[0].tolist()
 
-    def encode_arrays(self, texts: Sequence[str], *, num_threads: int = 0) -> list[np.ndarray]:
-        """Encode many texts into int32 arrays.
+    def encode_arrays(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Encode many texts, as `encode` does, into int32 arrays.
 
-        Args:
-            texts: the texts, as for `encode`.
-            num_threads: threads of SentencePiece, 0 for one per core. The `tokenizers` library reads RAYON_NUM_THREADS.
+        There is a thread a core, or $RAYON_NUM_THREADS, which the `tokenizers` library reads too.
         """
         if not self._is_trained_here:
             return [np.array(encoding.ids, np.int32) for encoding in _encodings(self._plain.encode_batch_fast, texts)]
-        return self._by_sentencepiece(texts, num_threads)
+        return self._by_sentencepiece(texts, int(os.environ.get("RAYON_NUM_THREADS", -1)))
 
     def _by_sentencepiece(self, texts: Sequence[str], num_threads: int) -> list[np.ndarray]:
         segments = [list(self._segments(replace_surrogates(text))) for text in texts]
         encoded = iter(self._processor.encode(
-            list(itertools.chain.from_iterable(segments)), num_threads=num_threads or -1, return_type="numpy"
+            list(itertools.chain.from_iterable(segments)), num_threads=num_threads, return_type="numpy"
         ))
         return [np.concatenate(list(itertools.islice(encoded, len(parts)))) for parts in segments]
 

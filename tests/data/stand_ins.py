@@ -33,7 +33,7 @@ class ByteTokenizer:
     def require_equal_ids(self, texts):
         pass
 
-    def encode_arrays(self, texts, *, num_threads=0):
+    def encode_arrays(self, texts):
         return [np.frombuffer("".join(text.split()).encode(), np.uint8).astype(np.int32) + 16 for text in texts]
 
 
@@ -79,7 +79,7 @@ def whole(documents):
 
 def split_text(folder, pieces, held_out=0.0, tokenizer=None, sentences=False, parts=3, removed=()):
     """Return the shards of a text, in the folder `shards` beside `folder`, and its documents' splits."""
-    shards = Shards(str(Path(folder).parent / "shards"), tokenizer or ByteTokenizer(), sentences, threads=1)
+    shards = Shards(str(Path(folder).parent / "shards"), tokenizer or ByteTokenizer(), sentences)
     found = parts if isinstance(parts, list) else parts_of(pieces, parts)
     for part in found:
         if not shards.is_done(part):

@@ -11,6 +11,7 @@ import json
 import os
 import pickle
 import random
+import re
 import shutil
 import signal
 from collections.abc import Iterator
@@ -228,6 +229,17 @@ def test_a_worker_of_beam_hands_back_its_sentence(folder, tmp_path, capsys):
     assert sum(path.endswith("facts.json") for path in files(here.cache)) == 2 * (PARTS - 1), "the others are done"
     here.run("--beam", "--", "--runner=Nonsense", code=2)
     assert "Beam refuses the options after -- (Unexpected pipeline runner: Nonsense." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["", "\n\n"])
+@pytest.mark.parametrize("more", [[], ["--finish"], ["--beam"]])
+def test_no_text(text, more, folder, tmp_path, capsys):
+    if more == ["--beam"]:
+        pytest.importorskip("apache_beam")
+    (tmp_path / "empty.txt").write_text(text)
+    own = flags(folder, tmp_path / "cache", "near", "--data.source", tmp_path / "empty.txt", *more)
+    assert main(["tokenize", "word2vec_tiny", *own]) == 2
+    assert re.search("holds no text|has no text to tokenize|parts are missing", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("kind", ["unigram", "byte-bpe", "words"])

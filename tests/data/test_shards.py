@@ -53,7 +53,7 @@ def test_the_same_part_gives_the_same_bytes(tmp_path, monkeypatch, sentences, cu
     made = []
     for folder in ("a", "b"):
         monkeypatch.setattr(shards, "_GROUP", 1 << 18 if folder == "a" else group)
-        shards_ = Shards(str(tmp_path / folder), OffsetTokenizer(), sentences, threads=1 + (folder == "b"))
+        shards_ = Shards(str(tmp_path / folder), OffsetTokenizer(), sentences)
         assert not shards_.is_done(part, cut)
         shards_.make(part, cut=cut)
         shards_.make(part, cut=cut)
@@ -71,7 +71,6 @@ def test_the_name_of_a_shard_follows_from_all_that_it_depends_on(tmp_path):
     names = [plain.path(one), plain.path(two), plain.path(one, 0), plain.path(one, 1),
              Shards(str(tmp_path), Other()).path(one), Shards(str(tmp_path), ByteTokenizer(), True).path(one)]
     assert len(set(names)) == len(names)
-    assert Shards(str(tmp_path), ByteTokenizer(), threads=7).path(part_of(whole(["a"]))) == names[0]
 
 
 def test_a_shard_holds_its_documents(tmp_path):
@@ -118,9 +117,9 @@ def test_the_lowest_hashes_of_shards_give_those_of_the_text(tmp_path, monkeypatc
 class SlowTokenizer(ByteTokenizer):
     """It takes a hundredth of a second for each text of a part."""
 
-    def encode_arrays(self, texts, *, num_threads=0):
+    def encode_arrays(self, texts):
         time.sleep(0.01)
-        return super().encode_arrays(texts, num_threads=num_threads)
+        return super().encode_arrays(texts)
 
 
 SCRIPT = """
@@ -178,10 +177,10 @@ def test_builds_at_once_give_one_store(tmp_path, monkeypatch):
     stores, errors, barrier = [], [], threading.Barrier(3)
 
     class Waiting(ByteTokenizer):
-        def encode_arrays(self, texts, *, num_threads=0):
+        def encode_arrays(self, texts):
             if b"document 299 " in texts[-1].encode():
                 barrier.wait(20)  # all make the last part at the same time
-            return super().encode_arrays(texts, num_threads=num_threads)
+            return super().encode_arrays(texts)
 
     def work():
         try:

@@ -110,7 +110,7 @@ def test_large_vocabularies_take_four_bytes(tmp_path):
                                                         word_start=np.zeros(70_000, bool),
                                                         sentence_end=np.zeros(70_000, bool), pad=0)
 
-        def encode_arrays(self, texts, *, num_threads=0):
+        def encode_arrays(self, texts):
             return [np.full(3, 69_999, np.int32) for _ in texts]
 
     store = store_of(tmp_path / "s", ["a"], tokenizer=Wide())
