@@ -31,8 +31,8 @@ from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.training.checkpoints import Checkpoints
 
 METADATA = (
-    "data", "tokenizer", "frozen", "source", "unigram_entropy", "configuration", "imported_from", "fresh", "chosen",
-    "settings", "data_version", "jaxlm",
+    "data", "data_version", "tokenizer", "frozen", "source", "unigram_entropy", "configuration", "imported_from",
+    "fresh", "chosen", "settings", "jaxlm",
 )
 """Keys of a run's metadata, in data.json and in each of its checkpoints (see `jaxlm.runs.resume.run_metadata`). "jaxlm"
 is the version that wrote the file."""
