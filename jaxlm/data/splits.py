@@ -18,6 +18,7 @@ from etils import epath
 from jaxlm.data.arrays import SPLITS, ArrayWriter, Files, FlatArray, Increasing, IncreasingWriter, Spliced
 from jaxlm.data.parts import Part
 from jaxlm.data.shards import LEAST, Shard, Shards, Totals, hash_facts
+from jaxlm.errors import UserError
 
 TRAIN, HELD_OUT, LEFT_OUT = range(3)
 HASH_BITS = 64
@@ -80,6 +81,9 @@ class SplitText:
             removed: duplicates of each part, bool [documents].
         """
         opened, removed = [Shard(shards.path(part)) for part in parts], list(removed)
+        for part, shard, own in zip(parts, opened, removed, strict=bool(removed)):
+            if len(own) != shard.facts["documents"]:
+                raise UserError(f"{part} changed while it was read; run again when it is complete.")
         totals = Totals.of(_facts(opened, removed))
         rule = HeldOutRule.of(share, totals)
         tail, divided = (len(opened), 0), None
