@@ -93,7 +93,7 @@ def two_streams():
 
 
 def run_two_streams(params, state, **options):
-    (a, b), outputs = run_layers(reversible, params, state, jnp.arange(4.0), num_layers=4, **options)
+    (a, b), outputs = run_layers([reversible] * 4, params, state, jnp.arange(4.0), **options)
     return jnp.sum(a**3) + jnp.sum(b**2) + outputs[1], (a, b, outputs)
 
 
