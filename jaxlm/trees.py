@@ -70,12 +70,7 @@ def matches_patterns(path: str, patterns: Iterable[str]) -> bool:
 
 
 def subtrees(chosen: Collection[str], every: Iterable[str]) -> list[str]:
-    """Return the sorted roots of the largest subtrees that contain chosen leaves only.
-
-    Args:
-        chosen: Paths of leaves.
-        every: Paths of all leaves of the tree.
-    """
+    """Return the sorted roots of the largest subtrees that contain chosen leaves only."""
     others = [path for path in every if path not in chosen]
     roots = set()
     for path in chosen:

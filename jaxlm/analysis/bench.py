@@ -41,12 +41,8 @@ def bench_pretraining(
 ) -> dict[str, Any]:
     """Time the train step (corruption, forward, backward, update) on full rows of random tokens.
 
-    Args:
-        session: The preset or run, with its constants.
-        has_peer: Also time the Transformers model of the same sizes. A preset whose optimizer it lacks is then timed
-            with AdamW on both sides.
-        steps: Steps in a round; None for about ROUND_SECONDS.
-        report: Receives progress messages.
+    With `has_peer` also the Transformers model of the same sizes, both with AdamW if it lacks the optimizer. A round
+    has `steps` steps, by default about ROUND_SECONDS of them.
 
     Raises:
         UserError: The configuration is invalid, or the peer is not available.
@@ -99,11 +95,7 @@ def bench_generation(
 ) -> dict[str, Any]:
     """Time greedy generation with random parameters, one prompt of half the sequence length per row of a batch.
 
-    Args:
-        session: The preset or run.
-        new_tokens: Tokens to generate for each prompt; no stop token ends one earlier.
-        has_peer: Also time Transformers' `generate` of the same sizes.
-        report: Receives progress messages.
+    No stop token ends a continuation early. With `has_peer` Transformers' `generate` is timed too.
 
     Raises:
         UserError: The model does not generate text, or the peer is not available.
@@ -127,11 +119,7 @@ def bench_fine_tuning(
 ) -> dict[str, Any]:
     """Time fine-tuning as `jaxlm finetune` does it, without evaluations and checkpoints.
 
-    Args:
-        session: The task with its pretrained model and rows.
-        has_peer: Also time Transformers' `Trainer` on the same rows.
-        steps: Steps in a round; None for FINE_TUNING_STEPS.
-        report: Receives progress messages.
+    With `has_peer` Transformers' `Trainer` is timed on the same rows, too.
 
     Raises:
         UserError: The peer has no class for the task, or is not available.

@@ -94,11 +94,7 @@ def run_checks(
 ) -> dict[str, Any]:
     """Run the checks, of which none begins when the minutes are over, and return the object of the report.
 
-    Args:
-        checks: The checks by name.
-        minutes: Time after which no further check begins.
-        save: Receives the object before and after each check, since a device may end the process.
-        report: Receives a line for each check.
+    `save` receives the object before and after each check, since a device may end the process.
     """
     device, end = jax.devices()[0], time.monotonic() + 60 * minutes
     versions = {one.name: one.version for one in importlib.metadata.distributions() if one.name}

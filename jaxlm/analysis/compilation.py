@@ -56,12 +56,7 @@ def compile_step(
 ) -> CompiledStep:
     """Compile a train step.
 
-    Args:
-        program: The step's program over the topology's devices.
-        batch: Shapes of its batch.
-        topology: Name of the topology, for messages.
-        hlo: File for the text of the compiled module.
-        report: Receives progress messages.
+    The text of the compiled module is written to `hlo`.
 
     Raises:
         UserError: The compiler refuses the step for another reason than HBM.

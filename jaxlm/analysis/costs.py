@@ -133,10 +133,7 @@ def hbm_bytes(module: Module) -> float:
 def instruction_bytes(computations: Computations, instruction: Instruction, shapes: dict[str, str]) -> int:
     """Return the HBM traffic of one execution of a scheduled instruction.
 
-    Args:
-        computations: Instructions of each computation of the module.
-        instruction: The instruction.
-        shapes: Shape of every instruction of its computation, with layouts.
+    `shapes` are those of all instructions of its computation, with layouts.
     """
     opcode, operands = instruction.opcode, [shapes.get(name, "") for name in instruction.operand_names]
     is_call = opcode == "custom-call" and not instruction.is_kernel

@@ -194,16 +194,7 @@ def generation(objective: Objective, prompts: list[list[int]], new_tokens: int) 
 def fine_tuning(
     experiment: Experiment, task: Task, params: Params, tokenizer: Tokenizer, examples: Sequence[Arrays], steps: int
 ) -> Side:
-    """Return the side of Transformers' `Trainer` on the same rows, grouped by length.
-
-    Args:
-        experiment: Sizes and optimizer of the run.
-        task: The bound task.
-        params: Initial parameters.
-        tokenizer: The model's tokenizer.
-        examples: The rows of all steps.
-        steps: Steps in a round.
-    """
+    """Return the side of Transformers' `Trainer` on the same rows, grouped by length."""
     device = torch_device()
     import transformers
 

@@ -167,11 +167,7 @@ def read_compiled(
 
     The kinds are inputs, temporaries at their peak, code, and layout padding.
 
-    Args:
-        compiled: The compiled step.
-        program: The step's program.
-        batch: Shapes of its batch.
-        hlo: File to write the module's text to.
+    The module's text is written to `hlo`.
     """
     text, memory, held = compiled.as_text(), compiled.memory_analysis(), input_bytes(program, batch)
     if hlo is not None:

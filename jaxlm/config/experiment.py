@@ -285,8 +285,7 @@ class Experiment:
     def with_changes(self, changes: Mapping[str, Any]) -> Self:
         """Return the configuration of a phase.
 
-        Args:
-            changes: Values by dotted names; a length without a batch size gets one with as many tokens as this batch.
+        A length without a batch size gets one with as many tokens as this batch.
 
         Raises:
             UserError: A phase cannot set one of the fields.

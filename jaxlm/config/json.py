@@ -40,10 +40,6 @@ def to_json(value: Any) -> Any:
 def from_json(value: Any, where: str = "the configuration") -> Any:
     """Return the configuration of a JSON value: the inverse of `to_json`.
 
-    Args:
-        value: The JSON value.
-        where: Name of the file, for messages.
-
     Raises:
         UserError: A class is not registered, or this version of jaxlm does not know a field, or refuses a value.
     """

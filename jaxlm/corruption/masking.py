@@ -206,12 +206,7 @@ def choose_ngrams(
     lowered until the n-gram fits into the remaining `count`; the end of the row cuts it short. An n-gram that overlaps
     an earlier one is skipped, and the next word is tried. Symbols between words ([SEP]) do not end an n-gram.
 
-    Args:
-        key: sampling key.
-        candidates: positions that may be chosen.
-        count: number of tokens to choose in each row.
-        word_start: tokens that begin a word.
-        longest: largest n.
+    Arguments are those of `choose_positions`; `longest` is the largest n.
 
     Returns:
         Mask of the chosen positions.

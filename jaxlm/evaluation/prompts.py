@@ -161,9 +161,7 @@ def read_task(path: str) -> PromptTask:
 def read_examples(task: PromptTask, limit: int = 0) -> list[PromptRow]:
     """Return the rows of a task, each with its shots.
 
-    Args:
-        task: The task.
-        limit: Number of rows, from the first; 0 for all.
+    A `limit` of 0 reads all rows.
 
     Raises:
         UserError: A column is missing, or a right answer is none of the choices; the message has file and line.

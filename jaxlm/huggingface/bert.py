@@ -83,9 +83,7 @@ def table(next_sentence: bool) -> Table:
 def text_heads(name: str, pooler: str) -> dict[str, Head]:
     """Return the heads of classes like BERT's.
 
-    Args:
-        name: beginning of the class names.
-        pooler: name of the dense layer before a classifier of texts.
+    `pooler` is the name of the dense layer before a classifier of texts.
     """
     return {
         "SequenceClassification": Head(f"{name}ForSequenceClassification", dense=pooler),

@@ -35,10 +35,7 @@ def family_of(objective: Any) -> Family:
 def family_named(model_type: str, where: str, architecture: str = "") -> Family:
     """Return the family that imports a `model_type` of config.json.
 
-    Args:
-        model_type: value in config.json.
-        where: folder, for the message.
-        architecture: class in config.json; the class of a task selects the task's family.
+    The `architecture` of a task selects the task's family. Messages name the folder `where`.
 
     Raises:
         UserError: jaxlm does not have the family.

@@ -35,12 +35,7 @@ KINDS = {"full_attention": "global", "sliding_attention": "local"}
 
 
 def table(attention: tuple[Entry, ...], head: str) -> Table:
-    """Return the table of a class.
-
-    Args:
-        attention: entries of the attention projections.
-        head: name of the layers before the output matrix.
-    """
+    """Return the table of a class."""
     layers, theirs = "encoder/layers", "model.layers.{layer}"
     return Table(
         entries=(

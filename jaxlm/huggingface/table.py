@@ -147,11 +147,7 @@ class Table:
     ) -> dict[str, np.ndarray]:
         """Return the float32 parameters of a file by path, without the optional subtrees that it lacks.
 
-        Args:
-            stored: shape of every tensor in the file, by name.
-            read: reads a tensor by name.
-            template: our parameters, or anything with their shapes.
-            where: folder, for messages.
+        `stored` has the shape of every tensor in the file, `template` at least the shapes of our parameters.
 
         Raises:
             UserError: tensors are missing, unknown, of another shape, or untied.

@@ -25,10 +25,7 @@ def fill_mask(loaded: PretrainedModel, texts: Sequence[str], top_k: int = 5) -> 
 
     Each mask is filled on its own, while the others stay masked. Probabilities are over the whole vocabulary.
 
-    Args:
-        loaded: The trained model.
-        texts: Texts with masks, written [MASK] or as the tokenizer's own symbol.
-        top_k: Number of candidates per mask.
+    Masks are written [MASK] or as the tokenizer's own symbol.
 
     Raises:
         UserError: The objective does not fill masks, a text has no mask or is too long, the tokenizer lacks a special

@@ -188,11 +188,7 @@ def pad(
 ) -> tuple[Int[np.ndarray, "rows length"], Bool[np.ndarray, "rows length"]]:
     """Pad rows of token ids.
 
-    Args:
-        rows: The ids of each row.
-        length: Length of the result; 0 for that of the longest row, rounded up.
-        value: Padding value.
-        left: Pad on the left.
+    A length of 0 is that of the longest row, rounded up.
 
     Returns:
         Ids int32, and the mask of non-padding tokens.

@@ -217,14 +217,7 @@ class Knowledge(NamedTuple):
 def build_graphs(
     rows: Sequence[tuple[str, Sequence[str]]], knowledge: Knowledge, sizes: GraphSizes, report: Report = print
 ) -> SchemaGraph:
-    """Return the schema graphs of questions and their choices, [rows, choices, …], from the cache if it has them.
-
-    Args:
-        rows: Questions, each with its choices.
-        knowledge: The graph and its vectors.
-        sizes: Sizes of the arrays.
-        report: Receives a line where graphs are built.
-    """
+    """Return the schema graphs of questions and their choices, [rows, choices, …], from the cache if it has them."""
     def build() -> dict[str, np.ndarray]:
         report(f"Finding the paths of {len(rows):,} questions among {len(knowledge.graph.concepts):,} concepts")
         grounder, scores = Grounder(knowledge.graph), edge_scores(*knowledge)

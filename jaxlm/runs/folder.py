@@ -232,12 +232,7 @@ def write_imported_run(
 ) -> None:
     """Write a run that has done no step: its checkpoint, of step 0, has only parameters.
 
-    Args:
-        folder: The run folder.
-        experiment: The run's configuration.
-        params: Parameters of the imported model.
-        tokenizer: The model's tokenizer.
-        metadata: `imported_from`, the Transformers folder, `fresh`, the parameters that it lacked, and its `settings`.
+    `metadata` has `imported_from`, the Transformers folder, `fresh`, the parameters that it lacked, and its `settings`.
     """
     with hold(folder):
         tokenizer.save(folder / "tokenizer")

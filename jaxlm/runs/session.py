@@ -196,10 +196,7 @@ def require_model(experiment: Experiment) -> None:
 def with_steps(experiment: Experiment, num_examples: int = 0, run: RunFolder = NO_RUN) -> Experiment:
     """Compute `train.steps` from epochs or phases, and `optimizer.warmup_steps` from its share, where they are None.
 
-    Args:
-        experiment: The experiment.
-        num_examples: Examples of an epoch, if there are epochs.
-        run: The run that is resumed, which keeps its warm-up: more steps do not change what is done.
+    A run that is resumed keeps its warm-up: more steps do not change what is done.
 
     Raises:
         UserError: There is no number of steps, and no phases, epochs or examples.

@@ -74,11 +74,8 @@ def evaluate(
 ) -> Result:
     """Return the metrics of a fine-tuned model on held-out rows.
 
-    Args:
-        evaluation: The model and the rows.
-        predictions: File to write, one JSON object per row with `id`, `prediction`, `gold` and scores.
-        resamples: Number of resamples for the confidence intervals of the metrics; 0 for none.
-        report: Receives progress messages.
+    `predictions` gets one JSON object per row with `id`, `prediction`, `gold` and scores. With `resamples` there are
+    confidence intervals of the metrics.
 
     Raises:
         UserError: There are no rows, or a row cannot be read.
@@ -105,11 +102,8 @@ def evaluate(
 def intervals(answered: AnsweredRows, resamples: int, other: AnsweredRows | None = None) -> Result:
     """Return the `bootstrap` of a model's answers.
 
-    Args:
-        answered: Rows with the answers of a model.
-        resamples: Number of resamples.
-        other: The same rows with the answers of another model; the intervals are then of the differences of the
-            metrics. Each resample draws the same rows for both models (a paired bootstrap).
+    Given the answers of an `other` model to the same rows, they are of the differences of the metrics, and each
+    resample draws the same rows for both models (a paired bootstrap).
     """
     golds, models = answered.scored()[0], [each.scored()[1] for each in (answered, other) if each]
 
@@ -129,10 +123,7 @@ def bootstrap(
     metric that a resample lacks, such as that of questions without an answer, has the percentiles of the others. One
     group has no intervals.
 
-    Args:
-        groups: Rows of each group.
-        measure: Returns the metrics of rows, given their numbers.
-        resamples: Number of resamples.
+    `measure` returns the metrics of rows, given their numbers.
     """
     draws, found = np.random.default_rng(0), collections.defaultdict(list)
     for _ in range(resamples if len(groups) > 1 else 0):

@@ -90,12 +90,6 @@ class Folder(NamedTuple):
 def read_folder(folder: epath.Path, file_format: str, file: str = "", pieces: Collection[str] = ()) -> Folder:
     """Read the settings of a Transformers folder.
 
-    Args:
-        folder: the folder.
-        file_format: format of the vocabulary file.
-        file: name of the SentencePiece model.
-        pieces: its pieces.
-
     Raises:
         UserError: jaxlm does not support the class, or the value of a setting.
     """

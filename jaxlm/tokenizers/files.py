@@ -164,11 +164,7 @@ def _read_json(path: epath.Path) -> Definition:
 def _define(content: dict[str, Any], candidates: Iterable[str], folder: classes.Folder, path: epath.Path) -> Definition:
     """Return the definition of a `tokenizer.json` with the special and added tokens of its folder.
 
-    Args:
-        content: the `tokenizer.json`, which changes.
-        candidates: pieces that may have a role by their names.
-        folder: settings of the folder.
-        path: file of the vocabulary.
+    It changes `content`. Pieces among `candidates` may have a role by their names.
     """
     for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
         model, step = {"type": "WordLevel", "vocab": {}, "unk_token": ""}, content.get(part)

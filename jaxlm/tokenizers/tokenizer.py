@@ -184,9 +184,7 @@ class Tokenizer:
     def encode_arrays(self, texts: Sequence[str], *, num_threads: int = 0) -> list[np.ndarray]:
         """Encode many texts into int32 arrays.
 
-        Args:
-            texts: the texts, as for `encode`.
-            num_threads: threads of SentencePiece, 0 for one per core. The `tokenizers` library reads RAYON_NUM_THREADS.
+        SentencePiece uses `num_threads`, 0 for one per core; the `tokenizers` library reads RAYON_NUM_THREADS.
         """
         if not self._is_trained_here:
             return [np.array(encoding.ids, np.int32) for encoding in _encodings(self._plain.encode_batch_fast, texts)]

@@ -60,11 +60,7 @@ def train(
 ) -> tuple[TrainState, dict[str, float]]:
     """Run the steps after `state.step`; return the last state and the figures of the last evaluation.
 
-    Args:
-        run: What the steps share.
-        state: State to start from.
-        totals: Sums that were not logged before the run was resumed.
-        sample: Function from the objective and the parameters to the lines that `train.sample_every` asks for.
+    `totals` were not logged before the run was resumed; `sample` returns the lines that `train.sample_every` asks for.
 
     Raises:
         NotFinite: The loss has diverged, or Miscomputed: a replayed step has two results.
@@ -227,12 +223,7 @@ def evaluation_line(
 ) -> str:
     """Return the printed line of an evaluation, the criterion or else the primary metric first.
 
-    Args:
-        step: Step of the evaluation.
-        figures: Its figures.
-        program: The program of the run.
-        feed: Its batches, for the unigram entropy beside `Objective.token_losses`.
-        history: The criterion's figure of every evaluation so far.
+    `history` has the criterion's figure of every evaluation so far.
     """
     objective, t = program.objective, program.train
     name = t.best_by or objective.primary_metric

@@ -73,12 +73,6 @@ class MetricsWriter:
     ) -> None:
         """Open metrics.jsonl, without damaged lines and without those of steps that will be computed again.
 
-        Args:
-            folder: The run's folder.
-            tracker: Kind of the tracker (see `open_tracker`).
-            after_step: Step that the run is resumed at.
-            config: Configuration for the tracker.
-
         Raises:
             UserError: The file cannot be written, or the tracker cannot start.
         """

@@ -16,13 +16,7 @@ class Progress:
     """Progress display: loss, accuracies, learning rate, tokens per second, MFU if it is known, and the time left."""
 
     def __init__(self, steps: int, after_step: int, enabled: bool = True) -> None:
-        """Create the bar if standard output is a terminal.
-
-        Args:
-            steps: Last step of the run.
-            after_step: Step that the run was resumed at.
-            enabled: Whether to print; true on one process only.
-        """
+        """Create the bar if standard output is a terminal."""
         self.steps, self.after_step, self.enabled = steps, after_step, enabled
         self.first_shown: tuple[int, float] | None = None
         self.last_line = 0.0

@@ -94,10 +94,6 @@ def recorded_choices() -> Iterator[Callable[[], str]]:
 def choose_kernel(implementation: str, what: Attention) -> str:
     """Return the kernel of `attend` on the platform of the traced program.
 
-    Args:
-        implementation: The `attention` field of the model: "auto", "xla", "cudnn" or "pallas".
-        what: The attention.
-
     Raises:
         UserError: The platform has no such kernel.
     """
@@ -161,9 +157,7 @@ def cudnn_refusal(kind: str, what: Attention) -> str:
 
     jax's checks decide, and the compiler if such a GPU is attached: more reliable than a table of GPUs and versions.
 
-    Args:
-        kind: The traced program's GPU, as jax names it.
-        what: The attention.
+    `kind` is the traced program's GPU, as jax names it.
     """
     def probe(query, source, query_segments, key_segments, mask, bias):
         keys = key_segments if what.packed or what.band is None else None

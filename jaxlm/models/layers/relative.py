@@ -101,9 +101,7 @@ class RelativeAttention(nn.Module):
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Return keys, values and vectors of distances for all streams.
 
-        Args:
-            source: The memory, then the content stream.
-            distances: Result of `sinusoids`.
+        `source` is the memory, then the content stream; `distances` come from `sinusoids`.
         """
         return tuple(self._heads(x) for x in (self.key(source), self.value(source), self.position(distances)))
 
