@@ -26,9 +26,6 @@ def pin(name: str, stored: object = None, files: Sequence[str] = MODEL) -> str:
     """Return the name of a model or tokenizer of the hub with its commit, and download it; other paths as they are.
 
     If `stored`, the name that a run stores, is `name` with a commit, that is the result.
-
-    Raises:
-        UserError: as `download`.
     """
     if not name.startswith(PREFIX) or "#" in name:
         return name

@@ -81,11 +81,7 @@ def subtrees(chosen: Collection[str], every: Iterable[str]) -> list[str]:
 
 
 def merge_params(params: Params, source: Params) -> Params:
-    """Return `params` with the leaves that `source` has too replaced by those.
-
-    Raises:
-        UserError: A leaf of `source` has another shape.
-    """
+    """Return `params` with the leaves that `source` has too replaced by those."""
     found = _leaves(source)
 
     def merge(path: tuple[Any, ...], leaf: Any) -> Any:

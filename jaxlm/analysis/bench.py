@@ -43,9 +43,6 @@ def bench_pretraining(
 
     With `has_peer` also the Transformers model of the same sizes, both with AdamW if it lacks the optimizer. A round
     has `steps` steps, by default about ROUND_SECONDS of them.
-
-    Raises:
-        UserError: The configuration is invalid, or the peer is not available.
     """
     experiment, objective = session.experiment, session.objective
     if has_peer and experiment.optimizer.name not in ("adamw", "adafactor", "adagrad"):
@@ -96,9 +93,6 @@ def bench_generation(
     """Time greedy generation with random parameters, one prompt of half the sequence length per row of a batch.
 
     No stop token ends a continuation early. With `has_peer` Transformers' `generate` is timed too.
-
-    Raises:
-        UserError: The model does not generate text, or the peer is not available.
     """
     experiment, objective = session.experiment, session.objective
     rows, length = experiment.train.batch_size, max(1, experiment.data.length // 2)
@@ -120,9 +114,6 @@ def bench_fine_tuning(
     """Time fine-tuning as `jaxlm finetune` does it, without evaluations and checkpoints.
 
     With `has_peer` Transformers' `Trainer` is timed on the same rows, too.
-
-    Raises:
-        UserError: The peer has no class for the task, or is not available.
     """
     experiment, task, rows = session.experiment, session.objective, session.source
     steps, t, length = steps or FINE_TUNING_STEPS, experiment.train, experiment.data.length

@@ -55,11 +55,7 @@ FACTS = ("jax", "JAX", "flax", "optax", "orbax", "numpy", "libtpu", "nvidia", "X
 
 
 def all_checks(names: Sequence[str]) -> dict[str, Check]:
-    """Return the checks by name, the most important first; with names only those, each of a check or a preset.
-
-    Raises:
-        UserError: A name is neither, or there is no CPU to compare with.
-    """
+    """Return the checks by name, the most important first; with names only those, each of a check or a preset."""
     device = jax.devices()[0]
     if jax.process_count() > 1:
         raise UserError("`jaxlm check` is for the devices of one process; start it on one host, without the others.")

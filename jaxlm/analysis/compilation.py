@@ -101,9 +101,6 @@ def topology_devices(name: str) -> Sequence[Any]:
 
     "[SLICESx]TYPE" with an accelerator type of Google Cloud, such as v5litepod-16, is the topology of that slice, and
     "[HOSTSx]MODEL:GPUS" that of GPUs.
-
-    Raises:
-        UserError: The topology does not exist, or its compiler is not installed.
     """
     if gpu.is_gpu_topology(name):
         return gpu.gpu_devices(name)

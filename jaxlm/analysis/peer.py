@@ -27,11 +27,7 @@ from jaxlm.types import Params, Report, TokenBatch
 
 
 def torch_device() -> str:
-    """Return PyTorch's name of the device that jax uses.
-
-    Raises:
-        UserError: PyTorch or Transformers is missing, or they cannot use that device.
-    """
+    """Return PyTorch's name of the device that jax uses."""
     missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(
@@ -70,11 +66,7 @@ def synchronize(device: str) -> None:
 
 
 class TrainStep:
-    """Train step of an objective's recipe on one fixed corrupted batch, under torch.compile where that works.
-
-    Raises:
-        UserError: Transformers has no counterpart of the objective, or is not available.
-    """
+    """Train step of an objective's recipe on one fixed corrupted batch, under torch.compile where that works."""
 
     def __init__(
         self, experiment: Experiment, objective: Objective, batch: TokenBatch, report: Report = print

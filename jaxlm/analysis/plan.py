@@ -175,10 +175,6 @@ def plan(
     the step's inputs, and there is no estimate.
 
     The text of the compiled module is written to `hlo`, but for a step that is extrapolated (extrapolate.py).
-
-    Raises:
-        UserError: Topology, mesh or batch size are impossible, the compiler refuses the step otherwise, or it cannot be
-            extrapolated.
     """
     devices = topology_devices(topology)
     mesh = make_mesh(session.experiment.mesh, devices)

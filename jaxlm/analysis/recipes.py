@@ -154,11 +154,7 @@ RECIPES = {
 
 
 def recipe_of(objective: Any) -> Recipe:
-    """Return the recipe of an objective and its model.
-
-    Raises:
-        UserError: Transformers has no counterpart.
-    """
+    """Return the recipe of an objective and its model."""
     system = system_of(objective)
     if system is None or not system.peer:
         raise UserError(f"{type(objective).__name__} has no counterpart in Transformers; leave --peer out.")
@@ -166,11 +162,7 @@ def recipe_of(objective: Any) -> Recipe:
 
 
 def task_inputs(task: Task, example: Arrays) -> dict[str, Any]:
-    """Return a labelled row as the Trainer's model takes it.
-
-    Raises:
-        UserError: The task has no class in Transformers, or a loss of its own.
-    """
+    """Return a labelled row as the Trainer's model takes it."""
     inputs = {name: example[name].tolist() for name in TEXT_INPUTS}
     if isinstance(task, Answers):
         return inputs | {"start_positions": int(example["start"]), "end_positions": int(example["end"])}

@@ -45,9 +45,6 @@ def open_stand_in(
         constants_of: Returns the objective's constants, or their shapes.
         report: Receives progress messages.
         phase: Number of the phase; by default the last one.
-
-    Raises:
-        UserError: There is no such phase, or the configuration is impossible.
     """
     experiment.validate()
     require_model(experiment)

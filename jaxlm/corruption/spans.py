@@ -58,9 +58,6 @@ def raw_span_length(length: int, density: float = 0.15, mean_span: float = 3.0) 
     """Return the lengths of the longest row whose input has at most `length` tokens: 512 -> 568 raw, 114 target tokens.
 
     As in the reference, at a density of one half a target longer than the input loses one raw token.
-
-    Raises:
-        UserError: not even one span fits.
     """
     if length < 4:
         raise UserError(

@@ -36,9 +36,6 @@ def run(
 
     Returns:
         {"task", "metrics", "examples"}, for perplexity also "length" and "stride" of the windows.
-
-    Raises:
-        UserError: The prompt file has a wrong field, or its rows or the model do not suit it.
     """
     task = read_task(task_file)
     check_output(predictions, "--predictions", inputs=(task_file, task.data, task.shots_data))

@@ -162,9 +162,6 @@ def read_examples(task: PromptTask, limit: int = 0) -> list[PromptRow]:
     """Return the rows of a task, each with its shots.
 
     A `limit` of 0 reads all rows.
-
-    Raises:
-        UserError: A column is missing, or a right answer is none of the choices; the message has file and line.
     """
     rows = list(_rows(task, task.data))
     pool = list(_rows(task, task.shots_data)) if task.shots_data else rows

@@ -62,9 +62,6 @@ def evaluate(
 
     Returns:
         The `Result` of the task "similarity" (scores), "pairs" (labels) or "retrieval".
-
-    Raises:
-        UserError: The file cannot be read, or nothing in it can be scored.
     """
     check_output(predictions, "--predictions", inputs=(path,))
     encode = functools.partial(_encode_distinct, encode, is_cosine)

@@ -16,11 +16,7 @@ from jaxlm.parallel.hosts import log
 
 
 def family_of(objective: Any) -> Family:
-    """Return the family that exports an objective.
-
-    Raises:
-        UserError: no Transformers class has its parameters.
-    """
+    """Return the family that exports an objective."""
     if objective.command == "finetune" or objective.vectors(None):
         return export_family(family_of(pretraining_objective(objective)), objective)
     system = systems.system_of(objective)
@@ -36,9 +32,6 @@ def family_named(model_type: str, where: str, architecture: str = "") -> Family:
     """Return the family that imports a `model_type` of config.json.
 
     The `architecture` of a task selects the task's family. Messages name the folder `where`.
-
-    Raises:
-        UserError: jaxlm does not have the family.
     """
     # Of two with one `model_type` the first is kept, so that no package changes what jaxlm's folders are.
     found = [family for system in systems.importable() for family in _families(system)]

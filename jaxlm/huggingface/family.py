@@ -154,11 +154,7 @@ def token_id(vocabulary: Vocabulary, role: str) -> int | None:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read the config.json of a Transformers folder.
-
-    Raises:
-        UserError: the folder or its config.json is missing, or the config is not one of Transformers.
-    """
+    """Read the config.json of a Transformers folder."""
     if not folder.is_dir():
         raise UserError(
             f"There is no folder {folder}; give the path of a folder that Transformers saved (a model of the hub has "

@@ -175,11 +175,7 @@ class Table:
         return params
 
     def _find(self, stored: Mapping[str, Shape], template: Params, where: str) -> dict[str, list[str]]:
-        """Return the stored names of each tensor in the file, of which a tied tensor may have several.
-
-        Raises:
-            UserError: tensors are unknown, of another shape, or missing.
-        """
+        """Return the stored names of each tensor in the file, of which a tied tensor may have several."""
         wanted = self.tensor_shapes(template)
         known = {*wanted, *self.ties, *self.ignored}
         found: dict[str, list[str]] = {}

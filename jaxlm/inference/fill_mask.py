@@ -77,11 +77,7 @@ def _most_likely(objective, vocabulary, top_k, params, rows):
 
 
 def masked_row(objective: Objective, tokenizer: Tokenizer, text: str) -> list[int]:
-    """Return the ids of `[CLS] text [SEP]`, in which [MASK] stands for the tokenizer's own symbol.
-
-    Raises:
-        UserError: The text has no mask, or is too long for the model.
-    """
+    """Return the ids of `[CLS] text [SEP]`, in which [MASK] stands for the tokenizer's own symbol."""
     v = tokenizer.vocabulary
     row = [v.cls, *tokenizer.encode_with_symbols(text.replace("[MASK]", tokenizer.piece(v.mask))), v.sep]
     shown = text if len(text) <= 60 else text[:57] + "..."

@@ -155,9 +155,6 @@ def prepare_prompts(
     """Return the token ids that the model reads of each prompt.
 
     An encoder's prompt ends with the end token, which every training input has.
-
-    Raises:
-        UserError: A prompt is too long for a decoder, or leaves no room for the new tokens.
     """
     rows, limit = [list(prompt) for prompt in prompts], objective.model.max_length
     if objective.model.has_encoder:

@@ -201,11 +201,7 @@ class Knowledge(NamedTuple):
 
     @classmethod
     def open(cls, graph: str, vectors: str = "") -> Knowledge:
-        """Read a graph, and the vectors in the folder `vectors` if it is given; names are matched as normalised.
-
-        Raises:
-            UserError: A file cannot be read, or no concept of the graph has a vector.
-        """
+        """Read a graph, and the vectors in the folder `vectors` if it is given; names are matched as normalised."""
         opened = open_graph(graph)
         if not vectors:
             return cls(opened, None, None)

@@ -37,9 +37,6 @@ def require_teacher(
     The teacher runs with the student's execution settings (dtype, kernels).
 
     `mismatches` yields the differences from a teacher's objective that the student cannot bear.
-
-    Raises:
-        UserError: the model is no encoder, lacks a required subtree, or does not fit the student.
     """
     path, student = objective.teacher, objective.model
     if not path:

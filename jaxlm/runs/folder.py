@@ -139,9 +139,6 @@ def hold(folder: epath.Path) -> Iterator[None]:
     """Create the folder and lock it for this process, in a bucket by a `Lease`.
 
     At the end the folder is removed if it is new and still empty, as after a refusal.
-
-    Raises:
-        UserError: as `create` and `lock`.
     """
     with without_empty_folders(folder):
         create(folder)
@@ -177,11 +174,7 @@ def create(folder: epath.Path) -> None:
 
 
 def lock(folder: epath.Path) -> TextIO:
-    """Lock the folder for this process until the returned file is closed or the process ends.
-
-    Raises:
-        UserError: Another process holds the lock.
-    """
+    """Lock the folder for this process until the returned file is closed or the process ends."""
     try:
         handle = Path(folder, ".lock").open("a+")  # noqa: SIM115 - it is returned open
     except OSError as error:

@@ -140,9 +140,6 @@ def set_up(
         report: Receives a line about everything that takes time.
         constants_of: Returns the constants of an objective, or their shapes; by default none.
         use_stand_in: Whether a preset gets a stand-in for the vocabulary that its model was published with.
-
-    Raises:
-        UserError: The tokenizer, the teacher or the sequence length does not suit the objective.
     """
     experiment, pretrained = resolved
     objective = experiment.objective
@@ -197,9 +194,6 @@ def with_steps(experiment: Experiment, num_examples: int = 0, run: RunFolder = N
     """Compute `train.steps` from epochs or phases, and `optimizer.warmup_steps` from its share, where they are None.
 
     A run that is resumed keeps its warm-up: more steps do not change what is done.
-
-    Raises:
-        UserError: There is no number of steps, and no phases, epochs or examples.
     """
     train, optimizer = experiment.train, experiment.optimizer
     if train.steps is None and train.phases:

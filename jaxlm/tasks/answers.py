@@ -160,11 +160,7 @@ def _record(
     name: str, place: str, question: str, passage: str, golds: list[str] | None, start: int = -1, text: str = "",
     kind: str = "unknown",
 ) -> Record:
-    """Return the record of a question; `golds` is None in a file to predict, and [] if there is no answer.
-
-    Raises:
-        UserError: A span is not in the passage at `start`.
-    """
+    """Return the record of a question; `golds` is None in a file to predict, and [] if there is no answer."""
     if kind == "span" and (start < 0 or not passage.startswith(text, start)):
         raise UserError(
             f"{place}: the answer {text[:60]!r} does not stand at character {start} of its passage; fix its "

@@ -151,9 +151,6 @@ class Task(Objective):
         """Return a copy with the labels of the training rows, unless it has labels.
 
         Labels in `names` come first, in this order; others follow, in the order of `label_order`.
-
-        Raises:
-            UserError: Most rows have a label of their own, so that another column must be meant.
         """
         found = {label for record in records for label in self.label_names(record)}
         if len(found) > max(100, len(records) / 2):

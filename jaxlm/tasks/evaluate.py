@@ -76,9 +76,6 @@ def evaluate(
 
     `predictions` gets one JSON object per row with `id`, `prediction`, `gold` and scores. With `resamples` there are
     confidence intervals of the metrics.
-
-    Raises:
-        UserError: There are no rows, or a row cannot be read.
     """
     task, data = evaluation.task, evaluation.data
     check_output(predictions, "--predictions", inputs=(data.source, data.dev))
@@ -135,11 +132,7 @@ def bootstrap(
 
 
 def compare(answered: AnsweredRows, other: AnsweredRows, resamples: int) -> Result:
-    """Return the metrics of two models on the same rows, their differences, and the intervals of these.
-
-    Raises:
-        UserError: The models answer different rows or tasks, or the rows have no labels.
-    """
+    """Return the metrics of two models on the same rows, their differences, and the intervals of these."""
     if (answered.task.name, [r.id for r in answered.records], answered.golds) != (
         other.task.name, [r.id for r in other.records], other.golds
     ):

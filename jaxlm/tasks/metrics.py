@@ -223,9 +223,6 @@ def entity_f1(predictions: RowLabels, gold: RowLabels, labels: Sequence[str] = (
     IOB2 there is also `conlleval_f1`, which the script of that task returns.
 
     `labels` are further tags of the data, which these sentences may lack.
-
-    Raises:
-        UserError: The tags are of no scheme.
     """
     tags = {*labels, *itertools.chain(*gold)}
     schemes = [SCHEMES[name] for name in entity_schemes(tags)]

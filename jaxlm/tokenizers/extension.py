@@ -96,9 +96,6 @@ def extend_tokenizer(tokenizer: Tokenizer, counts: Mapping[str, int], num_words:
     them, and in a BPE those with characters spelled in bytes by name ("<0xE3>").
 
     A BPE also gets the pieces between a word and its old pieces. `counts` are those of `WordModel.count`.
-
-    Raises:
-        UserError: the vocabulary has no pieces of words, or the text has no word to add.
     """
     old = WordModel(tokenizer)
     model, known = old.content["model"], {*map(tokenizer.piece, range(len(tokenizer)))}

@@ -194,9 +194,6 @@ def evaluate(program: Program, state: TrainState, feed: Feed) -> dict[str, float
     They are the mean of every term over the held-out batches; "loss", their weighted sum as in training; and, if
     `train.best_by` does not name a loss, the metrics of a task. Of a mixture they are the means over its sources by
     their shares, and that of the primary metric is also told for each source, as "wiki_mlm_loss".
-
-    Raises:
-        UserError: `train.best_by` is none of the figures.
     """
     name, parts = program.train.best_by, {}
     for source in feed.held_out_shares:

@@ -67,11 +67,7 @@ class Service(Tracker):
     """
 
     def __init__(self, package: str, folder: epath.Path, config: Mapping[str, Any]) -> None:
-        """Begin or resume the run.
-
-        Raises:
-            UserError: The service cannot be reached, or asks for a login.
-        """
+        """Begin or resume the run."""
         path = folder / "tracker.json"
         if path.exists():
             name = json.loads(path.read_bytes())["name"]

@@ -92,11 +92,7 @@ def recorded_choices() -> Iterator[Callable[[], str]]:
 
 
 def choose_kernel(implementation: str, what: Attention) -> str:
-    """Return the kernel of `attend` on the platform of the traced program.
-
-    Raises:
-        UserError: The platform has no such kernel.
-    """
+    """Return the kernel of `attend` on the platform of the traced program."""
     platform, kernel, reason = target_platform(), "xla", ""
     if implementation not in ("auto", "xla") and platform != {"cudnn": "gpu", "pallas": "tpu"}[implementation]:
         raise UserError(
