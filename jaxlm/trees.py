@@ -113,11 +113,8 @@ def extend_vocabulary(source: Params, params: Params) -> Params:
 def with_mean_rows(params: Params, rows: int, start: int, groups: Sequence[Sequence[int]]) -> Params:
     """Return `params` with the rows from `start` on along vocabulary axes replaced by means of rows.
 
-    Args:
-        params: Float32 parameters.
-        rows: Length of the vocabulary axes; tables of other lengths, such as of entities, stay.
-        start: The first new row.
-        groups: The rows of `params` whose mean each new row is.
+    Vocabulary axes have the length `rows`; other tables, such as of entities, stay. Each of `groups` has the rows whose
+    mean a new row is.
     """
 
     def extend(path: tuple[Any, ...], leaf: Any) -> Any:

@@ -242,11 +242,8 @@ def placed_bytes(shape: str) -> int:
 def _tiled_bytes(dtype: str, dims: str, order: str, layout: str) -> int:
     """Return the bytes of an array with the padding of its tiles.
 
-    Args:
-        dtype: HLO type, such as "bf16".
-        dims: Dimensions, such as "8,512,64".
-        order: Dimensions from minor to major, such as "2,1,0"; "" for the default.
-        layout: The rest of the layout, such as ":T(8,128)(2,1)".
+    For example, dtype "bf16", dims "8,512,64", order "2,1,0" from minor to major or "" for the default, layout
+    ":T(8,128)(2,1)".
     """
     sizes = [int(n) for n in dims.split(",") if n]
     minor = [int(n) for n in order.split(",") if n] or list(range(len(sizes)))[::-1]

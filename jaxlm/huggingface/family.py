@@ -78,9 +78,7 @@ class Source:
     def value(self, key: str, default: Any) -> Any:
         """Return a number of config.json, or our name of an activation.
 
-        Args:
-            key: key in config.json.
-            default: replaces a missing or null value. A number is returned in its type; a string means an activation.
+        It replaces a missing or null value by `default`, and is of its type; a string means an activation.
         """
         value = self.config.get(key)
         if value is None:

@@ -76,10 +76,7 @@ def edge_scores(
     It is the highest (1 + cos(r, t - h)) / 2 over the relations of the edge. The inverse of a relation exchanges h and
     t; "relatedto" and "antonym" count in both directions. A zero vector has cosine 0 with any other.
 
-    Args:
-        graph: The graph.
-        concepts: float32 [concepts, width].
-        relations: float32 [relations, width].
+    `concepts` and `relations` are float32 [names, width].
     """
     if concepts is None or relations is None:
         return np.ones(len(graph.tails), np.float32)

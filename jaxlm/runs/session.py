@@ -133,13 +133,8 @@ def set_up(
 ) -> Setup:
     """Open and check what is cheap of a run: the tokenizer, the sizes of the model and the constants.
 
-    Args:
-        resolved: The configuration and the pretrained model.
-        load: Opens other models.
-        run: The run's folder; of a preset it is empty.
-        report: Receives a line about everything that takes time.
-        constants_of: Returns the constants of an objective, or their shapes; by default none.
-        use_stand_in: Whether a preset gets a stand-in for the vocabulary that its model was published with.
+    Of a preset `run` is empty. Without `constants_of` an objective has no constants. With `use_stand_in` a preset has a
+    stand-in for the vocabulary that its model was published with.
     """
     experiment, pretrained = resolved
     objective = experiment.objective

@@ -30,13 +30,10 @@ class TextRows(TableData):
 
     text_field: str = "text"
     """Column of the text."""
-
     text_pair_field: str = ""
     """Column of the second text; empty for one text per row."""
-
     label_field: str = "label"
     """Column of the label; empty for a file whose labels are to be predicted."""
-
     label_separator: str = ""
     """Text between the labels of a column with several, such as '|', for --objective.target labels; lists in JSON need
     none."""

@@ -282,13 +282,7 @@ def byte_bpe(
 ) -> Definition:
     """Return the definition of a byte-level BPE like GPT-2's and RoBERTa's.
 
-    Args:
-        vocab: piece → id.
-        merges: pairs of pieces, the first to merge first.
-        special: special tokens among the pieces of `vocab`.
-        symbols: role → piece.
-        name: name for error messages.
-        normalizer: normalizer of the `tokenizer.json`.
+    Special tokens are among the pieces of `vocab`; `symbols` maps a role to its piece. Errors name the file `name`.
     """
     byte_level = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
     pieces = sorted(special, key=vocab.__getitem__)
