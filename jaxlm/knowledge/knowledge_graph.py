@@ -70,7 +70,7 @@ def write_vectors(folder: str | os.PathLike[str], kind: Kind, vectors: Vectors) 
 
 
 def read_triples(path: str | os.PathLike[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield (head, relation, tail) of a file with three columns between tabs, also .gz, .xz or .zst; blank lines are skipped."""
+    """Yield (head, relation, tail) of the lines of a file with columns between tabs, also .gz, .xz or .zst."""
     for place, line in read_lines(str(path)):
         if not line.strip():
             continue
