@@ -25,10 +25,6 @@ IGNORE = -100  # label of positions that Transformers' losses leave out
 TEXT_INPUTS = ("input_ids", "token_type_ids", "attention_mask")
 
 
-def leave_untied(objective: Any, models: list[Any]) -> None:
-    """Tie no parameters beyond those that Transformers ties."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Recipe:
     """Pretraining step of an objective with Transformers.
@@ -37,12 +33,13 @@ class Recipe:
         inputs: Convert a corrupted batch of ours to the models' input arrays: (objective, example) -> arrays. They are
             made once, so the peer's step has no corruption.
         loss: Compute the scalar loss: (objective, models, inputs as tensors) -> tensor.
-        share: Tie the parameters of new models exactly as ours are tied: (objective, models) -> None.
+        share: Tie the parameters of new models exactly as ours are tied: (objective, models) -> None. By default as
+            Transformers ties them.
     """
 
     inputs: Callable[[Any, dict[str, np.ndarray]], dict[str, np.ndarray]]
     loss: Callable[[Any, list[Any], dict[str, Any]], Any]
-    share: Callable[[Any, list[Any]], None] = leave_untied
+    share: Callable[[Any, list[Any]], None] = lambda *_: None
 
 
 def masked_labels(example: dict[str, np.ndarray]) -> np.ndarray:

@@ -143,13 +143,8 @@ def split_prefix(key: jax.Array, batch: TokenBatch, *, eos: int, pad: int, densi
 
     Both have the row's length, which fits the longest part and the end symbol.
 
-    Args:
-        key: Random key.
-        batch: Rows of text.
-        eos: Id of the end symbol, which closes both.
-        pad: Id of the padding symbol.
-        density: Mean share of the target, at most 1/2. Its length is uniform over 1..2 · density · size, short of the
-            whole row; with 1/2 the cut is anywhere in the row.
+    `density` is the mean share of the target, at most 1/2. Its length is uniform over 1..2 · density · size, short of
+    the whole row; with 1/2 the cut is anywhere in the row.
     """
     tokens, segment_ids = batch.tokens, batch.segment_ids
     rows, length = tokens.shape

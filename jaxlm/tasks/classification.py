@@ -68,7 +68,6 @@ class Classification(PooledTask):
     rows, chosen when training ends, and 0.5 until then."""
     both_orders: bool = False
     """Read a pair in both orders and add up their vectors, for a similarity (Radford et al. 2018, section 3.3)."""
-
     prompt: str = ""
     """Prompt for a model that writes the answer, in which {text} and {text_pair} stand for the texts; empty: `sentence:
     {text}`, or `sentence1: {text} sentence2: {text_pair}`."""

@@ -27,12 +27,10 @@ class Progress:
         self.task = self.bar.add_task("train", total=steps, completed=after_step, left="")
 
     def __enter__(self) -> Progress:
-        """Start the bar."""
         self.bar.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Stop the bar."""
         self.bar.stop()
 
     def show(self, step: int, means: dict[str, float]) -> None:

@@ -52,12 +52,11 @@ class Attention:
 
 
 class Choice(NamedTuple):
-    """Kernel of attention for one shape of scores."""
+    """Kernel of an attention."""
 
     implementation: str
     """The `attention` field of the model."""
-    queries: int
-    keys: int
+    what: Attention
     kernel: str
     """"xla" for scores in memory, or the name of a fused kernel."""
     reason: str
@@ -77,10 +76,10 @@ def recorded_choices() -> Iterator[Callable[[], str]]:
     choices: dict[Choice, None] = {}
     token = _choices.set(choices)
     try:
-        yield lambda: "; ".join(
-            f"{each.queries} x {each.keys} by {each.kernel}"
+        yield lambda: "; ".join(dict.fromkeys(
+            f"{each.what.queries} x {each.what.keys} by {each.kernel}"
             + (f" (scores in memory: {each.reason})" if each.reason else "") for each in choices
-        )
+        ))
     finally:
         _choices.reset(token)
     requested = {each.implementation for each in choices} - {"auto", "xla"}
@@ -119,7 +118,7 @@ def choose_kernel(implementation: str, what: Attention) -> str:
         block = Attention(queries, keys, what.heads, what.head_dim, what.dtype, what.drops, mask=visible)
         return choose_kernel(implementation, block) + " in blocks"
     if (found := _choices.get()) is not None and platform in ("tpu", "gpu"):  # others have no fused kernel
-        found[Choice(implementation, what.queries, what.keys, kernel, reason)] = None
+        found[Choice(implementation, what, kernel, reason)] = None
     return kernel
 
 
