@@ -80,7 +80,8 @@ class TrainStep:
         torch.manual_seed(seed)
         torch.set_float32_matmul_precision("high")  # jax uses tensor cores for float32 too
         self.models = [model.to(self.device).train() for model in new_models(objective)]
-        self.recipe.share(objective, self.models)
+        if self.recipe.share:
+            self.recipe.share(objective, self.models)
         self.callable = [torch.compile(model) for model in self.models]
         example = jax.device_get(jax.jit(objective.corrupt)(corruption_key(seed, 0), batch))
         self.inputs = {

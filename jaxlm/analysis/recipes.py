@@ -33,13 +33,13 @@ class Recipe:
         inputs: Convert a corrupted batch of ours to the models' input arrays: (objective, example) -> arrays. They are
             made once, so the peer's step has no corruption.
         loss: Compute the scalar loss: (objective, models, inputs as tensors) -> tensor.
-        share: Tie the parameters of new models exactly as ours are tied: (objective, models) -> None. By default as
-            Transformers ties them.
+        share: Tie the parameters of new models exactly as ours are tied: (objective, models) -> None. None leaves
+            them as Transformers ties them.
     """
 
     inputs: Callable[[Any, dict[str, np.ndarray]], dict[str, np.ndarray]]
     loss: Callable[[Any, list[Any], dict[str, Any]], Any]
-    share: Callable[[Any, list[Any]], None] = lambda *_: None
+    share: Callable[[Any, list[Any]], None] | None = None
 
 
 def masked_labels(example: dict[str, np.ndarray]) -> np.ndarray:
