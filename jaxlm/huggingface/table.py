@@ -147,7 +147,7 @@ class Table:
     ) -> dict[str, np.ndarray]:
         """Return the float32 parameters of a file by path, without the optional subtrees that it lacks.
 
-        `stored` has the shape of every tensor in the file, `template` at least the shapes of our parameters.
+        `stored` has the shape of every tensor in the file; `template` is anything with the shapes of our parameters.
 
         Raises:
             UserError: tensors are missing, unknown, of another shape, or untied.

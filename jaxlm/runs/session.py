@@ -133,7 +133,7 @@ def set_up(
 ) -> Setup:
     """Open and check what is cheap of a run: the tokenizer, the sizes of the model and the constants.
 
-    Of a preset `run` is empty. Without `constants_of` an objective has no constants. With `use_stand_in` a preset has a
+    A preset has an empty `run`. Without `constants_of` an objective has no constants. With `use_stand_in` a preset has a
     stand-in for the vocabulary that its model was published with.
     """
     experiment, pretrained = resolved

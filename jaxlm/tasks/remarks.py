@@ -36,7 +36,7 @@ def require_classes(task: HasClasses, records: Sequence[Record], data: LabelledD
 def row_remarks(task: HasClasses, rows: LabelledSource) -> list[str]:
     """Return one line per remark about the labels and texts of the training rows.
 
-    Of a task that writes its answers, `task` is the one that they answer.
+    For a task that writes its answers, `task` is the one that they answer.
     """
     records = rows.records["train"]
     counts = collections.Counter(label for record in records for label in task.label_names(record))

@@ -66,9 +66,9 @@ def make_optimizer(
     RMS 1 and scaled by the RMS of the parameter; no momentum, no weight decay.
     adagrad: Duchi et al. 2011, with sums of squares that begin at `eps`; no weight decay.
 
-    Layer decay takes `input_params` as below the first layer, and the power `decay_above_layers` at the last.
-    Parameters that match `frozen_params` get no updates (see `matches_patterns`); `after` updates come before the
-    schedule.
+    Layer decay counts `input_params` as below the first layer, and begins at the last one with the power
+    `decay_above_layers`. Parameters that match `frozen_params` get no updates (see `matches_patterns`); `after` updates
+    come before the schedule.
     """
     if config.name == "adagrad":
         update = optax.scale_by_rss(initial_accumulator_value=0.0, eps=config.eps)
