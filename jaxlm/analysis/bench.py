@@ -41,8 +41,8 @@ def bench_pretraining(
 ) -> dict[str, Any]:
     """Time the train step (corruption, forward, backward, update) on full rows of random tokens.
 
-    With `has_peer` the Transformers model of the same sizes is timed too, and both with AdamW if it lacks the optimizer.
-    A round has `steps` steps; by default it takes about ROUND_SECONDS.
+    With `has_peer` the Transformers model of the same sizes is timed too; if it lacks the optimizer, both take AdamW. A
+    round has `steps` steps; by default it takes about ROUND_SECONDS.
     """
     experiment, objective = session.experiment, session.objective
     if has_peer and experiment.optimizer.name not in ("adamw", "adafactor", "adagrad"):

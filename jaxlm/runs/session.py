@@ -133,8 +133,8 @@ def set_up(
 ) -> Setup:
     """Open and check what is cheap of a run: the tokenizer, the sizes of the model and the constants.
 
-    A preset has an empty `run`. Without `constants_of` an objective has no constants. With `use_stand_in` a preset has a
-    stand-in for the vocabulary that its model was published with.
+    A preset has an empty `run`. Without `constants_of` an objective has no constants. With `use_stand_in` a preset has
+    a stand-in for the vocabulary that its model was published with.
     """
     experiment, pretrained = resolved
     objective = experiment.objective
