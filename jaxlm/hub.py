@@ -25,13 +25,7 @@ MODEL = (*TOKENIZER, "*.safetensors")
 def pin(name: str, stored: object = None, files: Sequence[str] = MODEL) -> str:
     """Return the name of a model or tokenizer of the hub with its commit, and download it; other paths as they are.
 
-    Args:
-        name: The name or path, from the user.
-        stored: The name that a run stores. If it is `name` with a commit, that is the result.
-        files: Patterns of the files to download.
-
-    Raises:
-        UserError: as `download`.
+    If `stored`, the name that a run stores, is `name` with a commit, that is the result.
     """
     if not name.startswith(PREFIX) or "#" in name:
         return name

@@ -45,9 +45,7 @@ def in_bucket(path: str | os.PathLike[str]) -> bool:
 def local_folder(path: str | os.PathLike[str], what: str) -> Path:
     """Return the path of a folder on a disk.
 
-    Args:
-        path: The folder.
-        what: Its contents in the message, such as "runs".
+    Messages name its contents `what`, such as "runs".
 
     Raises:
         UserError: The path is an address such as gs://bucket/run, which `Path` would take as a folder below the working
@@ -131,11 +129,7 @@ def check_output(
 ) -> None:
     """Raise UserError if a command cannot write the file of a flag, or would replace a file that it must keep.
 
-    Args:
-        path: The file; None or "" for none.
-        flag: The flag, for messages.
-        overwrite: Whether the user lets the command replace a file. Files of a run folder are never replaced.
-        inputs: Files that the command reads, and never replaces.
+    Files of a run folder and the `inputs` of the command are never replaced, others with `overwrite`.
     """
     if not path:
         return

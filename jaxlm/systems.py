@@ -141,9 +141,6 @@ def find_class(name: str, where: str) -> type:
     Args:
         name: The name. The class of a preset is also found in another preset, as when the file has been renamed.
         where: File that has the name, for messages.
-
-    Raises:
-        UserError: No such class is registered.
     """
     _load_packages()
     if name in _CLASSES:

@@ -70,12 +70,7 @@ def matches_patterns(path: str, patterns: Iterable[str]) -> bool:
 
 
 def subtrees(chosen: Collection[str], every: Iterable[str]) -> list[str]:
-    """Return the sorted roots of the largest subtrees that contain chosen leaves only.
-
-    Args:
-        chosen: Paths of leaves.
-        every: Paths of all leaves of the tree.
-    """
+    """Return the sorted roots of the largest subtrees that contain chosen leaves only."""
     others = [path for path in every if path not in chosen]
     roots = set()
     for path in chosen:
@@ -86,11 +81,7 @@ def subtrees(chosen: Collection[str], every: Iterable[str]) -> list[str]:
 
 
 def merge_params(params: Params, source: Params) -> Params:
-    """Return `params` with the leaves that `source` has too replaced by those.
-
-    Raises:
-        UserError: A leaf of `source` has another shape.
-    """
+    """Return `params` with the leaves that `source` has too replaced by those."""
     found = _leaves(source)
 
     def merge(path: tuple[Any, ...], leaf: Any) -> Any:
@@ -122,11 +113,8 @@ def extend_vocabulary(source: Params, params: Params) -> Params:
 def with_mean_rows(params: Params, rows: int, start: int, groups: Sequence[Sequence[int]]) -> Params:
     """Return `params` with the rows from `start` on along vocabulary axes replaced by means of rows.
 
-    Args:
-        params: Float32 parameters.
-        rows: Length of the vocabulary axes; tables of other lengths, such as of entities, stay.
-        start: The first new row.
-        groups: The rows of `params` whose mean each new row is.
+    Vocabulary axes have the length `rows`; other tables, such as of entities, stay. Each of `groups` has the rows whose
+    mean a new row is.
     """
 
     def extend(path: tuple[Any, ...], leaf: Any) -> Any:

@@ -41,15 +41,8 @@ def bench_pretraining(
 ) -> dict[str, Any]:
     """Time the train step (corruption, forward, backward, update) on full rows of random tokens.
 
-    Args:
-        session: The preset or run, with its constants.
-        has_peer: Also time the Transformers model of the same sizes. A preset whose optimizer it lacks is then timed
-            with AdamW on both sides.
-        steps: Steps in a round; None for about ROUND_SECONDS.
-        report: Receives progress messages.
-
-    Raises:
-        UserError: The configuration is invalid, or the peer is not available.
+    With `has_peer` the Transformers model of the same sizes is timed too; if it lacks the optimizer, both take AdamW. A
+    round has `steps` steps; by default it takes about ROUND_SECONDS.
     """
     experiment, objective = session.experiment, session.objective
     if has_peer and experiment.optimizer.name not in ("adamw", "adafactor", "adagrad"):
@@ -99,14 +92,7 @@ def bench_generation(
 ) -> dict[str, Any]:
     """Time greedy generation with random parameters, one prompt of half the sequence length per row of a batch.
 
-    Args:
-        session: The preset or run.
-        new_tokens: Tokens to generate for each prompt; no stop token ends one earlier.
-        has_peer: Also time Transformers' `generate` of the same sizes.
-        report: Receives progress messages.
-
-    Raises:
-        UserError: The model does not generate text, or the peer is not available.
+    No stop token ends a continuation early. With `has_peer` Transformers' `generate` is timed too.
     """
     experiment, objective = session.experiment, session.objective
     rows, length = experiment.train.batch_size, max(1, experiment.data.length // 2)
@@ -127,14 +113,7 @@ def bench_fine_tuning(
 ) -> dict[str, Any]:
     """Time fine-tuning as `jaxlm finetune` does it, without evaluations and checkpoints.
 
-    Args:
-        session: The task with its pretrained model and rows.
-        has_peer: Also time Transformers' `Trainer` on the same rows.
-        steps: Steps in a round; None for FINE_TUNING_STEPS.
-        report: Receives progress messages.
-
-    Raises:
-        UserError: The peer has no class for the task, or is not available.
+    With `has_peer` Transformers' `Trainer` is timed on the same rows, too.
     """
     experiment, task, rows = session.experiment, session.objective, session.source
     steps, t, length = steps or FINE_TUNING_STEPS, experiment.train, experiment.data.length

@@ -55,11 +55,7 @@ FACTS = ("jax", "JAX", "flax", "optax", "orbax", "numpy", "libtpu", "nvidia", "X
 
 
 def all_checks(names: Sequence[str]) -> dict[str, Check]:
-    """Return the checks by name, the most important first; with names only those, each of a check or a preset.
-
-    Raises:
-        UserError: A name is neither, or there is no CPU to compare with.
-    """
+    """Return the checks by name, the most important first; with names only those, each of a check or a preset."""
     device = jax.devices()[0]
     if jax.process_count() > 1:
         raise UserError("`jaxlm check` is for the devices of one process; start it on one host, without the others.")
@@ -94,11 +90,7 @@ def run_checks(
 ) -> dict[str, Any]:
     """Run the checks, of which none begins when the minutes are over, and return the object of the report.
 
-    Args:
-        checks: The checks by name.
-        minutes: Time after which no further check begins.
-        save: Receives the object before and after each check, since a device may end the process.
-        report: Receives a line for each check.
+    `save` receives the object before and after each check, since a device may end the process.
     """
     device, end = jax.devices()[0], time.monotonic() + 60 * minutes
     versions = {one.name: one.version for one in importlib.metadata.distributions() if one.name}

@@ -56,12 +56,7 @@ def compile_step(
 ) -> CompiledStep:
     """Compile a train step.
 
-    Args:
-        program: The step's program over the topology's devices.
-        batch: Shapes of its batch.
-        topology: Name of the topology, for messages.
-        hlo: File for the text of the compiled module.
-        report: Receives progress messages.
+    The text of the compiled module is written to `hlo`.
 
     Raises:
         UserError: The compiler refuses the step for another reason than HBM.
@@ -106,9 +101,6 @@ def topology_devices(name: str) -> Sequence[Any]:
 
     "[SLICESx]TYPE" with an accelerator type of Google Cloud, such as v5litepod-16, is the topology of that slice, and
     "[HOSTSx]MODEL:GPUS" that of GPUs.
-
-    Raises:
-        UserError: The topology does not exist, or its compiler is not installed.
     """
     if gpu.is_gpu_topology(name):
         return gpu.gpu_devices(name)

@@ -133,10 +133,7 @@ def hbm_bytes(module: Module) -> float:
 def instruction_bytes(computations: Computations, instruction: Instruction, shapes: dict[str, str]) -> int:
     """Return the HBM traffic of one execution of a scheduled instruction.
 
-    Args:
-        computations: Instructions of each computation of the module.
-        instruction: The instruction.
-        shapes: Shape of every instruction of its computation, with layouts.
+    `shapes` are those of all instructions of its computation, with layouts.
     """
     opcode, operands = instruction.opcode, [shapes.get(name, "") for name in instruction.operand_names]
     is_call = opcode == "custom-call" and not instruction.is_kernel
@@ -245,11 +242,8 @@ def placed_bytes(shape: str) -> int:
 def _tiled_bytes(dtype: str, dims: str, order: str, layout: str) -> int:
     """Return the bytes of an array with the padding of its tiles.
 
-    Args:
-        dtype: HLO type, such as "bf16".
-        dims: Dimensions, such as "8,512,64".
-        order: Dimensions from minor to major, such as "2,1,0"; "" for the default.
-        layout: The rest of the layout, such as ":T(8,128)(2,1)".
+    For example, dtype "bf16", dims "8,512,64", order "2,1,0" from minor to major or "" for the default, layout
+    ":T(8,128)(2,1)".
     """
     sizes = [int(n) for n in dims.split(",") if n]
     minor = [int(n) for n in order.split(",") if n] or list(range(len(sizes)))[::-1]

@@ -18,10 +18,7 @@ from jaxlm.types import Report
 def draw_curves(folder: epath.Path, report: Report, token_losses: Sequence[str] = ()) -> epath.Path | None:
     """Plot the losses, accuracies and learning rate of metrics.jsonl in curves.png, with lines where phases begin.
 
-    Args:
-        folder: The run folder.
-        report: Receives a message if the file cannot be written.
-        token_losses: Names of losses to plot with the unigram entropy of the held-out text.
+    Losses of the names `token_losses` are plotted with the unigram entropy of the held-out text.
 
     Returns:
         The file, or None if there is nothing to plot or the file cannot be written.

@@ -28,9 +28,6 @@ def compile_extrapolated(session: Session, mesh: Mesh, topology: str, report: Re
     """Compile steps of few layers (`Model.plan_depths`) and extrapolate to the session's own depth.
 
     If one of them does not fit in HBM, neither does the whole step, whose size is then at least that of its inputs.
-
-    Raises:
-        UserError: The model cannot be extrapolated, or the compiler refuses a step for another reason than HBM.
     """
     steps: list[CompiledStep] = []
     batch, model = batch_shapes(session), session.objective.model
@@ -45,12 +42,7 @@ def compile_extrapolated(session: Session, mesh: Mesh, topology: str, report: Re
 
 
 def with_layers(session: Session, layers: int) -> Session:
-    """Return the session with `layers` layers in the deepest stack of its model, and the same share of the others.
-
-    Raises:
-        UserError: The model has no stack of more layers than the steps, stacks that cannot have the same share of them,
-            layers in a loop, or layers of which it cannot have so few.
-    """
+    """Return the session with `layers` layers in the deepest stack of its model, and the same share of the others."""
     model = session.objective.model
     depths, is_loop = stack_depths(model), getattr(model, "loop_layers", False)
     few, deepest = model.plan_depths, max(depths.values(), default=0)
@@ -76,11 +68,7 @@ def stack_depths(model: Any) -> dict[str, int]:
 
 
 def extrapolate(small: CompiledStep, large: CompiledStep, depths: tuple[int, int], layers: int) -> CompiledStep:
-    """Extrapolate steps of `depths` layers, which fit in HBM, linearly to `layers` layers.
-
-    Raises:
-        UserError: The deeper step needs less memory.
-    """
+    """Extrapolate steps of `depths` layers, which fit in HBM, linearly to `layers` layers."""
     if large.hbm_bytes < small.hbm_bytes:
         raise UserError(
             f"--extrapolate finds that {depths[1]} layers need less memory than {depths[0]}, since the compiler "

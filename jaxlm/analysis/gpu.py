@@ -47,11 +47,7 @@ def is_gpu_topology(name: str) -> bool:
 
 
 def gpu_devices(name: str) -> Sequence[Any]:
-    """Return the abstract devices of a topology of GPUs, host by host.
-
-    Raises:
-        UserError: The compiler is not installed, or refuses.
-    """
+    """Return the abstract devices of a topology of GPUs, host by host."""
     if not any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)):
         raise UserError(f"plans for GPUs need XLA's CUDA compiler; {install('gpu')}.")
     memory_share()
@@ -84,11 +80,7 @@ def _description(gpu: GPU) -> str:
 
 
 def memory_share() -> float:
-    """Return the share of a GPU's memory that JAX reserves.
-
-    Raises:
-        UserError: The environment says otherwise, and not with one number.
-    """
+    """Return the share of a GPU's memory that JAX reserves."""
     if all(os.environ.get(name) for name in MEMORY_SHARES):
         raise UserError(f"the environment has both {' and '.join(MEMORY_SHARES)}, which jax refuses; unset the latter.")
     name = next((name for name in MEMORY_SHARES if os.environ.get(name)), None)
@@ -108,9 +100,6 @@ def as_if_attached(device: Any) -> Iterator[None]:
     """Let jax's cuDNN attention be traced for `device`; it asks the GPUs of this machine for their capability.
 
     There is no public way, so two functions of a private module are replaced.
-
-    Raises:
-        UserError: This version of jax has them elsewhere.
     """
     capability = gpu_model(device).capability
 

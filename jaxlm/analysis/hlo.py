@@ -114,8 +114,7 @@ class Module:
 
         Of a conditional only the first branch counts: jax.lax.cond has the rare case as its second.
 
-        Args:
-            fused: Follow calls of fusions and reductions too, whose instructions have no time of their own.
+        With `fused`, calls of fusions and reductions are followed too, whose instructions have no time of their own.
         """
         runs: dict[str, int] = {}
 
@@ -247,10 +246,7 @@ def traffic(
 ) -> dict[str, Traffic]:
     """Return the totals of each kind of collectives, trip counts of loops included, largest first.
 
-    Args:
-        module: The compiled program.
-        seconds: Function that returns the time of one execution.
-        compute: Function that returns the time of compute that can hide a collective.
+    `seconds` returns the time of one execution, `compute` that of the compute that can hide a collective.
     """
     totals: dict[str, Traffic] = {}
     for one in collectives(module, compute):

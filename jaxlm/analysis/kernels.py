@@ -85,11 +85,6 @@ def kernel_cost(kernel: Instruction, computation: list[Instruction], device: Any
     """Estimate the cost of a kernel: its recorded count, or its FLOPs at KERNEL_PEAK_SHARE of the peak.
 
     In either case the kernel's HBM traffic is a lower bound of its time.
-
-    Args:
-        kernel: The kernel.
-        computation: The instructions of its computation.
-        device: The TPU.
     """
     chip = tpu_generation(device)
     operands = [one.shape for one in computation if one.name in kernel.operand_names]

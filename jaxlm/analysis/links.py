@@ -40,8 +40,7 @@ def collective_timer(devices: Sequence[Any]) -> Callable[[Collective], float]:
     2 B (s - 1) / s in an all-reduce, B (s - 1) in an all-gather and B in a permutation. A collective that the compiler
     has not divided takes the sum of both parts.
 
-    Args:
-        devices: Devices in the order of the program's partition ids, slice by slice.
+    `devices` are in the order of the program's partition ids, slice by slice.
     """
     if gpu := gpu_model(devices[0]):
         return _gpu_timer(devices, gpu)

@@ -27,10 +27,7 @@ def plan_here(session: Session, hlo: Path | None = None, report: Report = print)
     the other. Peak and bandwidth are the published ones if known; otherwise they are measured with a large matrix
     product and a large copy. FLOPs are those of the formula or of the compiled products, whichever are more.
 
-    Args:
-        session: The preset or run.
-        hlo: File for the text of the compiled module.
-        report: Receives progress messages.
+    The text of the compiled module is written to `hlo`.
     """
     program, batch = session.program(make_mesh(session.experiment.mesh)), batch_shapes(session)
     device, devices = program.mesh.devices.flat[0], program.mesh.size

@@ -27,11 +27,7 @@ from jaxlm.types import Params, Report, TokenBatch
 
 
 def torch_device() -> str:
-    """Return PyTorch's name of the device that jax uses.
-
-    Raises:
-        UserError: PyTorch or Transformers is missing, or they cannot use that device.
-    """
+    """Return PyTorch's name of the device that jax uses."""
     missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(
@@ -70,11 +66,7 @@ def synchronize(device: str) -> None:
 
 
 class TrainStep:
-    """Train step of an objective's recipe on one fixed corrupted batch, under torch.compile where that works.
-
-    Raises:
-        UserError: Transformers has no counterpart of the objective, or is not available.
-    """
+    """Train step of an objective's recipe on one fixed corrupted batch, under torch.compile where that works."""
 
     def __init__(
         self, experiment: Experiment, objective: Objective, batch: TokenBatch, report: Report = print
@@ -88,7 +80,8 @@ class TrainStep:
         torch.manual_seed(seed)
         torch.set_float32_matmul_precision("high")  # jax uses tensor cores for float32 too
         self.models = [model.to(self.device).train() for model in new_models(objective)]
-        self.recipe.share(objective, self.models)
+        if self.recipe.share:
+            self.recipe.share(objective, self.models)
         self.callable = [torch.compile(model) for model in self.models]
         example = jax.device_get(jax.jit(objective.corrupt)(corruption_key(seed, 0), batch))
         self.inputs = {
@@ -194,16 +187,7 @@ def generation(objective: Objective, prompts: list[list[int]], new_tokens: int) 
 def fine_tuning(
     experiment: Experiment, task: Task, params: Params, tokenizer: Tokenizer, examples: Sequence[Arrays], steps: int
 ) -> Side:
-    """Return the side of Transformers' `Trainer` on the same rows, grouped by length.
-
-    Args:
-        experiment: Sizes and optimizer of the run.
-        task: The bound task.
-        params: Initial parameters.
-        tokenizer: The model's tokenizer.
-        examples: The rows of all steps.
-        steps: Steps in a round.
-    """
+    """Return the side of Transformers' `Trainer` on the same rows, grouped by length."""
     device = torch_device()
     import transformers
 

@@ -69,14 +69,7 @@ class Plan:
 
     @classmethod
     def of(cls, session: Session, program: Program, step: CompiledStep, hbm_limit_bytes: int) -> Self:
-        """Return the plan of a session's compiled step, without a topology's name.
-
-        Args:
-            session: The preset or run.
-            program: Its program over the devices.
-            step: The compiled step.
-            hbm_limit_bytes: Memory of a device.
-        """
+        """Return the plan of a session's compiled step, without a topology's name."""
         mesh, t, length = program.mesh, session.experiment.train, session.experiment.data.length
         device = mesh.devices.flat[0]
         return cls(
@@ -181,16 +174,7 @@ def plan(
     For a step that the compiler refuses for its size, the memory is from the compiler's message, that by kind has only
     the step's inputs, and there is no estimate.
 
-    Args:
-        session: The preset or run.
-        topology: Name of a topology, such as "v5e:16x16".
-        hlo: File for the text of the compiled module; not of an extrapolated step.
-        extrapolate: Whether to compile steps of few layers instead, and extrapolate (extrapolate.py).
-        report: Receives progress messages.
-
-    Raises:
-        UserError: Topology, mesh or batch size are impossible, the compiler refuses the step otherwise, or it cannot be
-            extrapolated.
+    The text of the compiled module is written to `hlo`, but for a step that is extrapolated (extrapolate.py).
     """
     devices = topology_devices(topology)
     mesh = make_mesh(session.experiment.mesh, devices)

@@ -25,10 +25,6 @@ IGNORE = -100  # label of positions that Transformers' losses leave out
 TEXT_INPUTS = ("input_ids", "token_type_ids", "attention_mask")
 
 
-def leave_untied(objective: Any, models: list[Any]) -> None:
-    """Tie no parameters beyond those that Transformers ties."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Recipe:
     """Pretraining step of an objective with Transformers.
@@ -37,12 +33,13 @@ class Recipe:
         inputs: Convert a corrupted batch of ours to the models' input arrays: (objective, example) -> arrays. They are
             made once, so the peer's step has no corruption.
         loss: Compute the scalar loss: (objective, models, inputs as tensors) -> tensor.
-        share: Tie the parameters of new models exactly as ours are tied: (objective, models) -> None.
+        share: Tie the parameters of new models exactly as ours are tied: (objective, models) -> None. None leaves
+            them as Transformers ties them.
     """
 
     inputs: Callable[[Any, dict[str, np.ndarray]], dict[str, np.ndarray]]
     loss: Callable[[Any, list[Any], dict[str, Any]], Any]
-    share: Callable[[Any, list[Any]], None] = leave_untied
+    share: Callable[[Any, list[Any]], None] | None = None
 
 
 def masked_labels(example: dict[str, np.ndarray]) -> np.ndarray:
@@ -154,11 +151,7 @@ RECIPES = {
 
 
 def recipe_of(objective: Any) -> Recipe:
-    """Return the recipe of an objective and its model.
-
-    Raises:
-        UserError: Transformers has no counterpart.
-    """
+    """Return the recipe of an objective and its model."""
     system = system_of(objective)
     if system is None or not system.peer:
         raise UserError(f"{type(objective).__name__} has no counterpart in Transformers; leave --peer out.")
@@ -166,11 +159,7 @@ def recipe_of(objective: Any) -> Recipe:
 
 
 def task_inputs(task: Task, example: Arrays) -> dict[str, Any]:
-    """Return a labelled row as the Trainer's model takes it.
-
-    Raises:
-        UserError: The task has no class in Transformers, or a loss of its own.
-    """
+    """Return a labelled row as the Trainer's model takes it."""
     inputs = {name: example[name].tolist() for name in TEXT_INPUTS}
     if isinstance(task, Answers):
         return inputs | {"start_positions": int(example["start"]), "end_positions": int(example["end"])}

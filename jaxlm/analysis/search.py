@@ -27,9 +27,6 @@ def search(session: Session, topology: str, extrapolate: bool = False, report: R
     it does not fit, with at least twice the microbatches, or chunks, until they have one row a chip, then with all
     activations recomputed. The next size of `tensor` is tried where nothing has fitted yet, and where links bind the
     fastest plan and that has the last size. Several slices divide `data`, so that `fsdp` and `tensor` fill one at most.
-
-    Raises:
-        UserError: The topology does not exist, or no mesh divides the batch.
     """
     devices = topology_devices(topology)
     chips = len(devices) // num_slices(devices)  # of one slice

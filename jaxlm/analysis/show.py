@@ -25,11 +25,7 @@ LEGEND = {"masked": "masked", "random": "replaced", "kept": "kept, predicted", "
 def show(session: Session, step: int, examples: int, params: Params | None = None) -> None:
     """Print rows of a training batch and their examples.
 
-    Args:
-        session: The preset or run, with its data.
-        step: Training step, from 0.
-        examples: Number of rows.
-        params: Parameters of a task's run, whose predictions are shown, too.
+    With the `params` of a task's run, its predictions are shown too.
     """
     console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())  # in a pipe rows stay on one line
     experiment, text, tokenizer = session.experiment, session.source, session.tokenizer

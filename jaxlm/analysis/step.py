@@ -39,15 +39,8 @@ def open_stand_in(
     A run has its own vocabulary. A preset has a stand-in for the one that its model was published with; if flags name
     other data, it has the vocabulary of those, which may have to be trained first.
 
-    Args:
-        experiment: The resolved configuration.
-        config: The preset or run folder that it comes from.
-        constants_of: Returns the objective's constants, or their shapes.
-        report: Receives progress messages.
-        phase: Number of the phase; by default the last one.
-
-    Raises:
-        UserError: There is no such phase, or the configuration is impossible.
+    `config` is the preset or run folder that the experiment comes from; `phase` is a number, by default that of the
+    last one. `constants_of` returns the objective's constants, or their shapes.
     """
     experiment.validate()
     require_model(experiment)
@@ -167,11 +160,7 @@ def read_compiled(
 
     The kinds are inputs, temporaries at their peak, code, and layout padding.
 
-    Args:
-        compiled: The compiled step.
-        program: The step's program.
-        batch: Shapes of its batch.
-        hlo: File to write the module's text to.
+    The module's text is written to `hlo`.
     """
     text, memory, held = compiled.as_text(), compiled.memory_analysis(), input_bytes(program, batch)
     if hlo is not None:

@@ -68,14 +68,8 @@ def compare(
 ) -> dict[str, Any]:
     """Return the figures of our side, those of the peer, and their ratio, as JSON has them.
 
-    Args:
-        ours: Our side, after `time_in_turns`.
-        peer: The other implementation; its figures have the prefix "peer_" and are null without one.
-        unit: What is counted, such as "tokens".
-        step_units: Units in a step.
-        steps: Steps in a round.
-        step_flops: Model FLOPs of a step, for MFU; 0 if unknown.
-        peak_flops: Peak FLOP/s of all devices.
+    The peer's figures have the prefix "peer_", and are null without one. `unit` is what is counted, such as "tokens";
+    without `step_flops` there is no MFU.
     """
     sides = [side.figures(unit, step_units, steps) for side in (ours, peer) if side]
     if step_flops:

@@ -255,11 +255,7 @@ class Experiment:
 
     @functools.cached_property
     def phases(self) -> tuple[Phase, ...]:
-        """The phases of `train.phases`; without any, the whole run is one.
-
-        Raises:
-            UserError: A phase sets a field that it may not set.
-        """
+        """The phases of `train.phases`; without any, the whole run is one."""
         run, after, found = with_value(self, "train.phases", ()), 0, []
         for number, each in enumerate(self.train.phases, 1):
             phase = Phase(number, after, after + each.steps, each.changes, run)
@@ -285,11 +281,7 @@ class Experiment:
     def with_changes(self, changes: Mapping[str, Any]) -> Self:
         """Return the configuration of a phase.
 
-        Args:
-            changes: Values by dotted names; a length without a batch size gets one with as many tokens as this batch.
-
-        Raises:
-            UserError: A phase cannot set one of the fields.
+        A length without a batch size gets one with as many tokens as this batch.
         """
         own, constants = self, f"objective.{self.objective.constants_field}"
         fields = {s.name: s for s in settings(self) if s.name.startswith(_OF_PHASE) and s.name != constants}

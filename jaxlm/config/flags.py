@@ -24,14 +24,6 @@ def override(experiment: Experiment, arguments: list[str], command: str) -> Expe
     """Return the experiment with `--train.steps 100`, `--data.source …` applied.
 
     `--help` prints every field and exits with 0; tyro prints a value that it refuses and exits with 2.
-
-    Args:
-        experiment: The configuration whose fields are the defaults.
-        arguments: The flags.
-        command: Name of the command in `--help`.
-
-    Raises:
-        UserError: A flag does not exist.
     """
     registry = tyro.constructors.ConstructorRegistry()
     asked: list[type] = []

@@ -17,11 +17,7 @@ register(Experiment, OptimizerConfig, PhaseConfig, TrainConfig)
 
 
 def to_json(value: Any) -> Any:
-    """Return a configuration as plain JSON values; "type" holds the `type_name` of a dataclass.
-
-    Raises:
-        UserError: `from_json` could not read a value.
-    """
+    """Return a configuration as plain JSON values; "type" holds the `type_name` of a dataclass."""
     if dataclasses.is_dataclass(value):
         cls = class_of(value)
         if not is_registered(cls):
@@ -38,15 +34,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(value: Any, where: str = "the configuration") -> Any:
-    """Return the configuration of a JSON value: the inverse of `to_json`.
-
-    Args:
-        value: The JSON value.
-        where: Name of the file, for messages.
-
-    Raises:
-        UserError: A class is not registered, or this version of jaxlm does not know a field, or refuses a value.
-    """
+    """Return the configuration of a JSON value: the inverse of `to_json`."""
     if isinstance(value, list):
         return tuple(from_json(item, where) for item in value)
     if not isinstance(value, dict):

@@ -51,9 +51,6 @@ def run_preset(path: str) -> types.ModuleType:
 
     These are the dataclasses that it defines or imports, and those of its `experiment`. Only a file whose name ends in
     .py is executed, or an installed preset by its name.
-
-    Raises:
-        UserError: There is no such file, or it cannot be run.
     """
     path = preset_files().get(path, path)
     if not (path.endswith(".py") and Path(path).is_file()):

@@ -48,11 +48,7 @@ def sample_contexts(
     A context reaches to both sides by a radius drawn uniformly from 1 to `window` for each token, and ends with the
     row.
 
-    Args:
-        key: sampling key.
-        tokens: rows of text, after subsampling.
-        sizes: number of tokens in each row.
-        window: largest radius.
+    The text is read after subsampling; `window` is the largest radius.
 
     Returns:
         The `window` tokens on each side of every token, and which of them belong to its context.

@@ -65,12 +65,7 @@ def choose_in_documents(
     likely. One draw per row rounds rate · (tokens up to the end of a document): the differences have exactly this
     distribution for each document, and a row of `length` tokens needs no more than ceil(rate · length) slots.
 
-    Args:
-        key: sampling key.
-        candidates: positions that may be chosen.
-        documents: document of each token, 0 at padding.
-        rate: share of tokens to choose.
-        slots: static number of positions per row in the result.
+    Arguments are those of `choose_positions`; `documents` has the document of each token, 0 at padding.
 
     Returns:
         As `choose_positions`.
@@ -206,12 +201,7 @@ def choose_ngrams(
     lowered until the n-gram fits into the remaining `count`; the end of the row cuts it short. An n-gram that overlaps
     an earlier one is skipped, and the next word is tried. Symbols between words ([SEP]) do not end an n-gram.
 
-    Args:
-        key: sampling key.
-        candidates: positions that may be chosen.
-        count: number of tokens to choose in each row.
-        word_start: tokens that begin a word.
-        longest: largest n.
+    Arguments are those of `choose_positions`; `longest` is the largest n.
 
     Returns:
         Mask of the chosen positions.

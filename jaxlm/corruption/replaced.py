@@ -23,10 +23,7 @@ def sample_tokens(
     No gradient flows through the sample. The search has two levels, over the sums of vocabulary blocks and then within
     one block, so that it needs neither a cumulative sum over the vocabulary nor a random number per vocabulary entry.
 
-    Args:
-        uniform: the point of the cumulative distribution to invert, in [0, 1).
-        logits: vocabulary logits.
-        temperature: softmax temperature.
+    `uniform` in [0, 1) is the point of the distribution to invert.
     """
     vocab = logits.shape[-1]
     logits = jnp.pad(jax.lax.stop_gradient(logits), ((0, 0), (0, 0), (0, -vocab % BLOCK)), constant_values=-jnp.inf)

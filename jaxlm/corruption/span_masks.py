@@ -109,22 +109,9 @@ def mask_spans(
 ) -> MaskedSpans:
     """Apply SpanBERT's masking: choose spans of `rate` of the tokens, replace 80 % by `mask`, 10 % by random tokens.
 
-    The choice of replacement is per span. Random tokens follow the corpus distribution, as in the original code.
-
-    Args:
-        key: sampling key.
-        input_ids: rows to corrupt.
-        special: special symbols, by id.
-        word_start: tokens that begin a word, by id.
-        token_share: cumulative distribution of ids in the corpus, ascending to 1.
-        mask: id of the mask token.
-        attention_mask: 1 for non-padding tokens.
-        rate: share of tokens to predict.
-        slots: static number of predictions per row.
-        success: parameter of the geometric distribution of span lengths.
-        longest: largest number of words in a span.
-        mask_share: share of spans replaced by `mask`.
-        random_share: share of spans replaced by random tokens; the rest stay unchanged.
+    The choice of replacement is per span, and its shares are of spans. Random tokens follow the corpus distribution, as
+    in the original code: `token_share` is the cumulative one of ids, ascending to 1. Other arguments are those of
+    `mask_tokens` and `choose_spans`.
     """
     rows, length = input_ids.shape
     key_spans, key_kind, key_random = jax.random.split(key, 3)

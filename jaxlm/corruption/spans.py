@@ -58,9 +58,6 @@ def raw_span_length(length: int, density: float = 0.15, mean_span: float = 3.0) 
     """Return the lengths of the longest row whose input has at most `length` tokens: 512 -> 568 raw, 114 target tokens.
 
     As in the reference, at a density of one half a target longer than the input loses one raw token.
-
-    Raises:
-        UserError: not even one span fits.
     """
     if length < 4:
         raise UserError(
@@ -146,13 +143,8 @@ def split_prefix(key: jax.Array, batch: TokenBatch, *, eos: int, pad: int, densi
 
     Both have the row's length, which fits the longest part and the end symbol.
 
-    Args:
-        key: Random key.
-        batch: Rows of text.
-        eos: Id of the end symbol, which closes both.
-        pad: Id of the padding symbol.
-        density: Mean share of the target, at most 1/2. Its length is uniform over 1..2 · density · size, short of the
-            whole row; with 1/2 the cut is anywhere in the row.
+    `density` is the mean share of the target, at most 1/2. Its length is uniform over 1..2 · density · size, short of
+    the whole row; with 1/2 the cut is anywhere in the row.
     """
     tokens, segment_ids = batch.tokens, batch.segment_ids
     rows, length = tokens.shape

@@ -32,18 +32,10 @@ def run(
 ) -> dict[str, Any]:
     """Evaluate a run or a Transformers folder on the task of a prompt file.
 
-    Args:
-        model_path: The folder.
-        task_file: The prompt file.
-        predictions: File for the rows of the result, JSON lines.
-        limit: Number of rows; 0 for all.
-        mesh: See `jaxlm.runs.model.load_trained`.
+    The rows of the result are written to `predictions` as JSON lines; a `limit` of 0 reads all rows.
 
     Returns:
         {"task", "metrics", "examples"}, for perplexity also "length" and "stride" of the windows.
-
-    Raises:
-        UserError: The prompt file has a wrong field, or its rows or the model do not suit it.
     """
     task = read_task(task_file)
     check_output(predictions, "--predictions", inputs=(task_file, task.data, task.shots_data))
@@ -63,12 +55,7 @@ def run(
 def evaluate(loaded: TrainedModel, task: PromptTask, examples: Sequence[PromptRow], is_run: bool = False) -> Result:
     """Return the result of a task.
 
-    Args:
-        loaded: The model.
-        task: The task.
-        examples: Its rows.
-        is_run: Whether the model is from a run, whose objective is that of its pretraining. A Transformers folder does
-            not tell its objective.
+    A run tells the objective of its pretraining, a Transformers folder does not (`is_run`).
     """
     function, answer_kinds, models = _KINDS[task.kind]
     metrics.require_packages(task.metrics)

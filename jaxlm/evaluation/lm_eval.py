@@ -41,11 +41,7 @@ class JaxLM(LM):
     def __init__(
         self, path: str | os.PathLike[str], batch_size: Any = None, max_batch_size: Any = None, device: Any = None
     ) -> None:
-        """Load the model; the other arguments, which lm_eval always gives, have no effect.
-
-        Raises:
-            UserError: The model writes no text.
-        """
+        """Load the model; the other arguments, which lm_eval always gives, have no effect."""
         super().__init__()
         self.loaded = load_trained(path)
         self.loaded.require_heads()
@@ -69,11 +65,7 @@ class JaxLM(LM):
         return [each.total for each in self.loaded.score(texts, max_length(self.loaded.objective))]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Return continuations up to the texts in `until`, for requests of (context, options).
-
-        Raises:
-            UserError: An option is none of until, max_gen_toks, do_sample, temperature, top_k, top_p and num_beams.
-        """
+        """Return continuations up to the texts in `until`, for requests of (context, options)."""
         tokenizer = self.loaded.tokenizer
         groups: dict[str, list[int]] = defaultdict(list)
         for number, request in enumerate(requests):

@@ -161,12 +161,7 @@ def read_task(path: str) -> PromptTask:
 def read_examples(task: PromptTask, limit: int = 0) -> list[PromptRow]:
     """Return the rows of a task, each with its shots.
 
-    Args:
-        task: The task.
-        limit: Number of rows, from the first; 0 for all.
-
-    Raises:
-        UserError: A column is missing, or a right answer is none of the choices; the message has file and line.
+    A `limit` of 0 reads all rows.
     """
     rows = list(_rows(task, task.data))
     pool = list(_rows(task, task.shots_data)) if task.shots_data else rows

@@ -62,9 +62,6 @@ def evaluate(
 
     Returns:
         The `Result` of the task "similarity" (scores), "pairs" (labels) or "retrieval".
-
-    Raises:
-        UserError: The file cannot be read, or nothing in it can be scored.
     """
     check_output(predictions, "--predictions", inputs=(path,))
     encode = functools.partial(_encode_distinct, encode, is_cosine)
@@ -170,10 +167,8 @@ def ranking_metrics(
 ) -> dict[str, Float[np.ndarray, " queries"]]:
     """Return nDCG, MRR and recall of each query, as trec_eval defines them: the gain of nDCG is linear.
 
-    Args:
-        gains: Gains of the ranked documents, best first; 0 for one that is not relevant. A depth below `DEPTH` is the
-            number of all documents.
-        relevant: Gains of all relevant documents of each query.
+    `gains` are those of the ranked documents, best first, 0 for one that is not relevant; `relevant` has the gains of
+    all relevant ones. A depth below `DEPTH` is the number of all documents.
     """
     top, ranks = gains[:, :CUTOFF], np.arange(1, min(CUTOFF, gains.shape[1]) + 1)
     ideal = [sum(gain / math.log2(i + 2) for i, gain in enumerate(sorted(row)[: -CUTOFF - 1 : -1])) for row in relevant]

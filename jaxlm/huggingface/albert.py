@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jaxlm.huggingface import bert
 from jaxlm.huggingface.family import Family, Fields, Source, TransformersModel, token_id
-from jaxlm.huggingface.table import Entry, Table, dense, norm
+from jaxlm.huggingface.table import Table, dense, norm
 from jaxlm.models.albert import Albert
 from jaxlm.objectives.masked_lm import MaskedLM
 
@@ -33,11 +33,7 @@ ENCODER = (
     *dense(f"{OURS}/mlp/wo", f"{THEIRS}.ffn_output"),
     *norm(f"{OURS}/mlp_norm", f"{THEIRS}.full_layer_layer_norm"),
 )
-MLM_HEAD = (
-    *dense("mlm_head/dense", "predictions.dense"),
-    *norm("mlm_head/norm", "predictions.LayerNorm"),
-    Entry(("mlm_head/bias",), "predictions.bias"),
-)
+MLM_HEAD = bert.mlm_head("predictions.dense", "predictions.LayerNorm", "predictions.bias")
 PAIR_HEAD = (*dense("pooler", "albert.pooler"), *dense("sop_head", "sop_classifier.classifier"))
 
 

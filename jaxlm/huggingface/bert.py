@@ -53,12 +53,15 @@ def layers(ours: str, theirs: str) -> tuple[Entry, ...]:
     )
 
 
+def mlm_head(transform: str, norm_name: str, bias: str, root: str = "") -> tuple[Entry, ...]:
+    """Return the entries of the masked-LM head: dense layer, norm, and bias of the output matrix."""
+    ours = f"{root}mlm_head"
+    return *dense(f"{ours}/dense", transform), *norm(f"{ours}/norm", norm_name), Entry((f"{ours}/bias",), bias)
+
+
 ENCODER = (*embeddings("embeddings", "bert.embeddings"), *layers("encoder", "bert.encoder"))
-MLM_HEAD = (
-    *dense("mlm_head/dense", "cls.predictions.transform.dense"),
-    *norm("mlm_head/norm", "cls.predictions.transform.LayerNorm"),
-    Entry(("mlm_head/bias",), "cls.predictions.bias"),
-)
+TRANSFORM = "cls.predictions.transform"
+MLM_HEAD = mlm_head(f"{TRANSFORM}.dense", f"{TRANSFORM}.LayerNorm", "cls.predictions.bias")
 NSP_HEAD = (*dense("pooler", "bert.pooler.dense"), *dense("nsp_head", "cls.seq_relationship"))
 
 
@@ -83,9 +86,7 @@ def table(next_sentence: bool) -> Table:
 def text_heads(name: str, pooler: str) -> dict[str, Head]:
     """Return the heads of classes like BERT's.
 
-    Args:
-        name: beginning of the class names.
-        pooler: name of the dense layer before a classifier of texts.
+    `pooler` is the name of the dense layer before a classifier of texts.
     """
     return {
         "SequenceClassification": Head(f"{name}ForSequenceClassification", dense=pooler),

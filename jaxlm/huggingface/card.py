@@ -30,13 +30,7 @@ def render(
 ) -> str:
     """Render the card as Markdown with the hub's YAML header.
 
-    Args:
-        card: rows about the training.
-        objective: objective or task of the model.
-        models: the exported models; the first one is the main one.
-        parameters: number of exported parameters.
-        name: name of the folder, used as title and in the example.
-        vectors: settings of the vectors of sentence-transformers; None for a folder without them.
+    The first of `models` is the main one. `vectors` are those of a folder for sentence-transformers.
     """
     main, m = models[0], objective.model
     threshold = main.config.get(SETTINGS_KEY, {}).get("threshold")

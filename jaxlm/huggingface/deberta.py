@@ -16,7 +16,7 @@ import numpy as np
 from jaxlm.errors import UserError
 from jaxlm.huggingface import bert
 from jaxlm.huggingface.family import Family, Fields, Source, TransformersModel, read_config, to_config, token_id
-from jaxlm.huggingface.table import Entry, Table, dense, embedding, norm
+from jaxlm.huggingface.table import Table, dense, embedding, norm
 from jaxlm.models.deberta import Deberta, DebertaV3
 from jaxlm.objectives.base import Objective
 from jaxlm.objectives.masked_lm import MaskedLM
@@ -59,11 +59,8 @@ RTD_HEAD = (
 def table(model: Deberta, network: str = "") -> Table:
     """Return the table of a network: "generator" or "discriminator" of a pair, or "" for one that stands alone."""
     root = f"{network}/" if network else ""
-    mlm_head = (
-        *dense(f"{root}mlm_head/dense", "lm_predictions.lm_head.dense"),
-        *norm(f"{root}mlm_head/norm", "lm_predictions.lm_head.LayerNorm"),
-        Entry((f"{root}mlm_head/bias",), "lm_predictions.lm_head.bias"),
-    )
+    theirs = "lm_predictions.lm_head"
+    mlm_head = bert.mlm_head(f"{theirs}.dense", f"{theirs}.LayerNorm", f"{theirs}.bias", root)
     # The class ignores this table in a file.
     position = embedding(f"{root}position", "deberta.embeddings.position_embeddings")
     is_discriminator = network == "discriminator"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from jaxlm.errors import UserError
-from jaxlm.huggingface.bert import text_heads
+from jaxlm.huggingface.bert import mlm_head, text_heads
 from jaxlm.huggingface.family import Family, Fields, Source, TransformersModel, to_config, token_id
-from jaxlm.huggingface.table import Entry, Table, dense, embedding, norm
+from jaxlm.huggingface.table import Table, dense, embedding, norm
 from jaxlm.models.distilbert import Distilbert
 from jaxlm.objectives.masked_lm import MaskedLM
 
@@ -35,9 +35,7 @@ TABLE = Table(
         *dense(f"{OURS}/mlp/wi", f"{THEIRS}.ffn.lin1"),
         *dense(f"{OURS}/mlp/wo", f"{THEIRS}.ffn.lin2"),
         *norm(f"{OURS}/mlp_norm", f"{THEIRS}.output_layer_norm"),
-        *dense("mlm_head/dense", "vocab_transform"),
-        *norm("mlm_head/norm", "vocab_layer_norm"),
-        Entry(("mlm_head/bias",), "vocab_projector.bias"),
+        *mlm_head("vocab_transform", "vocab_layer_norm", "vocab_projector.bias"),
     ),
     prefix="distilbert.",
     ties={"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},

@@ -14,7 +14,7 @@ import numpy as np
 from jaxlm.errors import UserError
 from jaxlm.huggingface import bert
 from jaxlm.huggingface.family import Family, Fields, Head, Source, TransformersModel, read_config
-from jaxlm.huggingface.table import Entry, Table, dense, norm
+from jaxlm.huggingface.table import Table, dense
 from jaxlm.huggingface.weights import Weights
 from jaxlm.models.electra import PUBLISHED, Electra, Network
 from jaxlm.objectives.replaced_tokens import ReplacedTokens
@@ -36,10 +36,8 @@ RTD_HEAD = (
     *dense("rtd_head/dense", "discriminator_predictions.dense"),
     *dense("rtd_head/score", "discriminator_predictions.dense_prediction"),
 )
-MLM_HEAD = (
-    *dense("generator/mlm_head/dense", "generator_predictions.dense"),
-    *norm("generator/mlm_head/norm", "generator_predictions.LayerNorm"),
-    Entry(("generator/mlm_head/bias",), "generator_lm_head.bias"),
+MLM_HEAD = bert.mlm_head(
+    "generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head.bias", "generator/"
 )
 _SUMMARY = {"summary_type": "first", "summary_use_proj": True, "summary_activation": "gelu"}
 HEADS = bert.text_heads("Electra", "") | {

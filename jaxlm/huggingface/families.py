@@ -16,11 +16,7 @@ from jaxlm.parallel.hosts import log
 
 
 def family_of(objective: Any) -> Family:
-    """Return the family that exports an objective.
-
-    Raises:
-        UserError: no Transformers class has its parameters.
-    """
+    """Return the family that exports an objective."""
     if objective.command == "finetune" or objective.vectors(None):
         return export_family(family_of(pretraining_objective(objective)), objective)
     system = systems.system_of(objective)
@@ -35,13 +31,7 @@ def family_of(objective: Any) -> Family:
 def family_named(model_type: str, where: str, architecture: str = "") -> Family:
     """Return the family that imports a `model_type` of config.json.
 
-    Args:
-        model_type: value in config.json.
-        where: folder, for the message.
-        architecture: class in config.json; the class of a task selects the task's family.
-
-    Raises:
-        UserError: jaxlm does not have the family.
+    The `architecture` of a task selects the task's family. Messages name the folder `where`.
     """
     # Of two with one `model_type` the first is kept, so that no package changes what jaxlm's folders are.
     found = [family for system in systems.importable() for family in _families(system)]

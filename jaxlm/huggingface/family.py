@@ -78,9 +78,7 @@ class Source:
     def value(self, key: str, default: Any) -> Any:
         """Return a number of config.json, or our name of an activation.
 
-        Args:
-            key: key in config.json.
-            default: replaces a missing or null value. A number is returned in its type; a string means an activation.
+        It replaces a missing or null value by `default`, and is of its type; a string means an activation.
         """
         value = self.config.get(key)
         if value is None:
@@ -154,11 +152,7 @@ def token_id(vocabulary: Vocabulary, role: str) -> int | None:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read the config.json of a Transformers folder.
-
-    Raises:
-        UserError: the folder or its config.json is missing, or the config is not one of Transformers.
-    """
+    """Read the config.json of a Transformers folder."""
     if not folder.is_dir():
         raise UserError(
             f"There is no folder {folder}; give the path of a folder that Transformers saved (a model of the hub has "

@@ -124,9 +124,7 @@ def import_folder(hf_dir: str | os.PathLike[str], *, seed: int = 0) -> Pretraine
 
     Weights in half precision become float32.
 
-    Args:
-        hf_dir: folder to read.
-        seed: seed of the heads that the folder lacks.
+    `seed` is that of the heads that the folder lacks.
 
     Raises:
         UserError: the folder is missing or damaged, its family or configuration is not supported, it has no

@@ -77,11 +77,7 @@ def special_token_ids(objective: CausalLM) -> dict[str, int | None]:
 def decoder(objective: CausalLM, architecture: str, table: Table, config: dict[str, Any]) -> TransformersModel:
     """Return the Transformers model of a GPT.
 
-    Args:
-        objective: the objective.
-        architecture: class.
-        table: table of names.
-        config: fields of config.json that GPT-1 and GPT-2 do not share.
+    `config` are the fields of config.json that GPT-1 and GPT-2 do not share.
     """
     ids = special_token_ids(objective)
     shared = to_config(objective.model, FIELDS) | {"embd_pdrop": objective.model.dropout, "tie_word_embeddings": True}

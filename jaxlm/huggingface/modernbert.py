@@ -35,12 +35,7 @@ KINDS = {"full_attention": "global", "sliding_attention": "local"}
 
 
 def table(attention: tuple[Entry, ...], head: str) -> Table:
-    """Return the table of a class.
-
-    Args:
-        attention: entries of the attention projections.
-        head: name of the layers before the output matrix.
-    """
+    """Return the table of a class."""
     layers, theirs = "encoder/layers", "model.layers.{layer}"
     return Table(
         entries=(
@@ -91,11 +86,7 @@ def config(model_type: str, model: ModernBert, vocabulary: Vocabulary | None) ->
 
 
 def read_model(source: Source) -> dict[str, Any]:
-    """Read the fields of `ModernBert`, from new or old keys.
-
-    Raises:
-        UserError: the model has a value, an order of layers or rotary positions that jaxlm does not support.
-    """
+    """Read the fields of `ModernBert`, from new or old keys."""
     source.require(**FIXED, rope_scaling=None)
     fields = source.read(FIELDS)
     # A decoder stores both sizes and attends by this one, half of the other in what it writes by default.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jaxlm.huggingface import bert
 from jaxlm.huggingface.family import Family, Head, Source, TransformersModel, token_id
-from jaxlm.huggingface.table import Entry, Table, dense, norm
+from jaxlm.huggingface.table import Table
 from jaxlm.models.roberta import Roberta
 from jaxlm.objectives.masked_lm import MaskedLM
 
@@ -12,9 +12,7 @@ TABLE = Table(
     entries=(
         *bert.embeddings("embeddings", "roberta.embeddings"),
         *bert.layers("encoder", "roberta.encoder"),
-        *dense("mlm_head/dense", "lm_head.dense"),
-        *norm("mlm_head/norm", "lm_head.layer_norm"),
-        Entry(("mlm_head/bias",), "lm_head.bias"),
+        *bert.mlm_head("lm_head.dense", "lm_head.layer_norm", "lm_head.bias"),
     ),
     prefix="roberta.",
     ties={

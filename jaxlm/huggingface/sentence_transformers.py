@@ -59,9 +59,6 @@ def read(folder: Path) -> Vectors | None:
     """Read the embedding settings of a folder; None if it is not one of sentence-transformers, or a reranker.
 
     Since version 6, the longest text is that of the tokenizer.
-
-    Raises:
-        UserError: jaxlm does not support its modules or its pooling.
     """
     modules, config = _modules(folder), _read(folder / CONFIG)
     if not modules or config.get("model_type") == RERANKER:

@@ -147,11 +147,7 @@ class Table:
     ) -> dict[str, np.ndarray]:
         """Return the float32 parameters of a file by path, without the optional subtrees that it lacks.
 
-        Args:
-            stored: shape of every tensor in the file, by name.
-            read: reads a tensor by name.
-            template: our parameters, or anything with their shapes.
-            where: folder, for messages.
+        `stored` has the shape of every tensor in the file; `template` is anything with the shapes of our parameters.
 
         Raises:
             UserError: tensors are missing, unknown, of another shape, or untied.
@@ -179,11 +175,7 @@ class Table:
         return params
 
     def _find(self, stored: Mapping[str, Shape], template: Params, where: str) -> dict[str, list[str]]:
-        """Return the stored names of each tensor in the file, of which a tied tensor may have several.
-
-        Raises:
-            UserError: tensors are unknown, of another shape, or missing.
-        """
+        """Return the stored names of each tensor in the file, of which a tied tensor may have several."""
         wanted = self.tensor_shapes(template)
         known = {*wanted, *self.ties, *self.ignored}
         found: dict[str, list[str]] = {}

@@ -42,11 +42,7 @@ SETTINGS_KEY = "jaxlm"
 
 
 def pretraining_objective(task: Objective) -> Any:
-    """Return an objective that pretrains the task's model, whose family has its names.
-
-    Raises:
-        UserError: the model has no Transformers class.
-    """
+    """Return an objective that pretrains the task's model, whose family has its names."""
     model = task.model
     system = next((s for s in systems.importable() if type(s.model().text_model) is type(model)), None)
     if system is None:

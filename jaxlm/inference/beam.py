@@ -108,11 +108,7 @@ def search(objective, max_new_tokens, beams, start, params, prompts_and_mask, is
 def _extend(running: Beams, log_probs: Array, scores: Array, step: Array) -> tuple[Beams, Array]:
     """Return the best beams one token longer, and their parents, int32 [batch, beams].
 
-    Args:
-        running: The beams.
-        log_probs: [batch, beams, vocab], of each next token.
-        scores: [batch, beams, vocab], of each longer beam.
-        step: Position of the next token.
+    Log-probabilities of the next token and scores of the longer beams are [batch, beams, vocab].
     """
     batch, beams, vocab = scores.shape
     best, index = jax.lax.top_k(scores.reshape(batch, -1), beams)

@@ -27,11 +27,7 @@ from jaxlm.parallel.inference import run_rows
 def denoise_text(
     loaded: PretrainedModel, texts: Sequence[str], settings: Settings, stop: Sequence[str] = ()
 ) -> list[Completion]:
-    """Fill the masks of texts; a text without [MASK] is continued by `max_new_tokens` tokens. See `denoise`.
-
-    Raises:
-        UserError: The objective does not denoise, a text is too long, or beams or stop strings are asked for.
-    """
+    """Fill the masks of texts; a text without [MASK] is continued by `max_new_tokens` tokens. See `denoise`."""
     if not loaded.objective.denoises or settings.beams > 1 or stop:
         raise UserError("only masked diffusion is sampled in steps, without beams and stop strings; leave these out.")
     symbol = loaded.tokenizer.piece(loaded.tokenizer.vocabulary.mask)

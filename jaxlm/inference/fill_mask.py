@@ -25,10 +25,7 @@ def fill_mask(loaded: PretrainedModel, texts: Sequence[str], top_k: int = 5) -> 
 
     Each mask is filled on its own, while the others stay masked. Probabilities are over the whole vocabulary.
 
-    Args:
-        loaded: The trained model.
-        texts: Texts with masks, written [MASK] or as the tokenizer's own symbol.
-        top_k: Number of candidates per mask.
+    Masks are written [MASK] or as the tokenizer's own symbol.
 
     Raises:
         UserError: The objective does not fill masks, a text has no mask or is too long, the tokenizer lacks a special
@@ -80,11 +77,7 @@ def _most_likely(objective, vocabulary, top_k, params, rows):
 
 
 def masked_row(objective: Objective, tokenizer: Tokenizer, text: str) -> list[int]:
-    """Return the ids of `[CLS] text [SEP]`, in which [MASK] stands for the tokenizer's own symbol.
-
-    Raises:
-        UserError: The text has no mask, or is too long for the model.
-    """
+    """Return the ids of `[CLS] text [SEP]`, in which [MASK] stands for the tokenizer's own symbol."""
     v = tokenizer.vocabulary
     row = [v.cls, *tokenizer.encode_with_symbols(text.replace("[MASK]", tokenizer.piece(v.mask))), v.sep]
     shown = text if len(text) <= 60 else text[:57] + "..."

@@ -155,9 +155,6 @@ def prepare_prompts(
     """Return the token ids that the model reads of each prompt.
 
     An encoder's prompt ends with the end token, which every training input has.
-
-    Raises:
-        UserError: A prompt is too long for a decoder, or leaves no room for the new tokens.
     """
     rows, limit = [list(prompt) for prompt in prompts], objective.model.max_length
     if objective.model.has_encoder:
@@ -188,11 +185,7 @@ def pad(
 ) -> tuple[Int[np.ndarray, "rows length"], Bool[np.ndarray, "rows length"]]:
     """Pad rows of token ids.
 
-    Args:
-        rows: The ids of each row.
-        length: Length of the result; 0 for that of the longest row, rounded up.
-        value: Padding value.
-        left: Pad on the left.
+    A length of 0 is that of the longest row, rounded up.
 
     Returns:
         Ids int32, and the mask of non-padding tokens.

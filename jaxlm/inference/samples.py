@@ -25,11 +25,6 @@ def sampler(
 
     A line is the text with `[piece probability]` at each mask and the masked pieces behind it; or prompt|continuation,
     sampled at temperature 0.8.
-
-    Args:
-        objective: The objective, bound to its vocabulary, with an `answer_kind`.
-        tokenizer: Its tokenizer.
-        rows: Token ids of each text.
     """
     special, size = objective.vocabulary.special, min(_TOKENS, max_length(objective) // 2)
     texts = [text for row in rows if (text := row[~special[row]][: size - 2].tolist())]

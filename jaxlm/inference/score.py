@@ -103,11 +103,7 @@ def encode_pair(
 
 
 def text_begin(tokenizer: Tokenizer) -> int:
-    """Return the token before a decoder's text: the begin token, or the end token of the previous text.
-
-    Raises:
-        UserError: The vocabulary has neither.
-    """
+    """Return the token before a decoder's text: the begin token, or the end token of the previous text."""
     v = tokenizer.vocabulary
     if v.bos < 0:
         v.require("eos", purpose="a text without a context")
@@ -131,11 +127,7 @@ def windows(tokens: Sequence[int], begin: int, length: int, stride: int) -> Iter
 
 
 def score_texts(loaded: PretrainedModel, texts: Sequence[str], stride: int) -> list[Score]:
-    """Return the scores of whole texts, in windows that move by `stride` tokens (see `windows`).
-
-    Raises:
-        UserError: The model is not causal, or the stride is longer than the model.
-    """
+    """Return the scores of whole texts, in windows that move by `stride` tokens (see `windows`)."""
     objective, tokenizer = loaded.objective, loaded.tokenizer
     if objective.answer_kind != "text" or not objective.model.is_causal:
         raise UserError(
@@ -187,11 +179,7 @@ def score(loaded: PretrainedModel, pairs: Sequence[Pair]) -> list[Score]:
 
 
 def fit(objective: Objective, pair: Pair) -> Pair:
-    """Truncate the context of a pair on the left so that the pair fits the model.
-
-    Raises:
-        UserError: The targets alone are too long.
-    """
+    """Truncate the context of a pair on the left so that the pair fits the model."""
     room = max_length(objective)
     if len(pair.targets) > room:
         raise UserError(f"a continuation has {len(pair.targets)} tokens, but the model takes {room}; shorten it.")

@@ -164,11 +164,7 @@ class ConceptGraph:
 
 @functools.lru_cache(maxsize=1)
 def open_graph(path: str) -> ConceptGraph:
-    """Read the graph of a file of triples (.tsv) or of ConceptNet's assertions (.csv), also .gz, .xz or .zst.
-
-    Raises:
-        UserError: The file does not exist, has another form, or no triple is left.
-    """
+    """Read the graph of a file of triples (.tsv) or of ConceptNet's assertions (.csv), also .gz, .xz or .zst."""
     graph = ConceptGraph.of(read_concepts(path))
     if not graph.concepts:
         raise UserError(f"{path} has no triple between two concepts that name something; give another graph.")

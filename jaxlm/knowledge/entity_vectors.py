@@ -48,11 +48,7 @@ class ReadsEntities(Objective):
         return self.entity_table()
 
     def entity_table(self) -> Constants:
-        """Return the table and a hash of the entities' names; () for a model that reads no entities.
-
-        Raises:
-            UserError: There is no folder, or its vectors have another width than the model's.
-        """
+        """Return the table and a hash of the entities' names; () for a model that reads no entities."""
         if not self.model.entity_width:
             return ()
         self._require_folder()

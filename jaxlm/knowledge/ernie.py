@@ -107,19 +107,19 @@ class Ernie(Encoder):
 
         vectors, mask = self._entities(inputs)
         layer = functools.partial(fused_layer, stack, self.entity_stack, shared.visible, mask)
-        run = functools.partial(run_layers, layer, remat=stack.remat, loop=stack.loop_layers)
         entities = params["entity_encoder"]
         first_params = unstack(first)[0], entities["first"]
         state, _ = rematerialized(layer, stack.remat)(first_params, (x, vectors), keys[2])
-        layers, keys = (others, entities["layers"]), layer_keys(keys[3], count)
-        if positions is None or not self.last_layer_at_positions:
-            (x, _), _ = run(layers, state, keys, num_layers=count)
-            return x if positions is None else at_positions(x, positions), None
-        layers, last = split_layers(layers, count - 1, 1)
-        state, _ = run(layers, state, None if keys is None else keys[:-1], num_layers=count - 1)
-        last_layer = rematerialized(functools.partial(layer, positions=pad_positions(positions)), stack.remat)
-        (x, _), _ = last_layer(unstack(last)[0], state, None if keys is None else keys[-1])
-        return x[:, : positions.shape[1]], None
+        layers, at_last = [layer] * count, positions is not None and self.last_layer_at_positions
+        if at_last:
+            layers[-1] = functools.partial(layer, positions=pad_positions(positions))
+        (x, _), _ = run_layers(
+            layers, (others, entities["layers"]), state, layer_keys(keys[3], count), remat=stack.remat,
+            loop=stack.loop_layers,
+        )
+        if positions is not None:
+            x = x[:, : positions.shape[1]] if at_last else at_positions(x, positions)
+        return x, None
 
     def _entities(
         self, inputs: Inputs

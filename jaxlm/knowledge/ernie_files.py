@@ -56,11 +56,7 @@ def write(folder: Path, objective: EntityAutoencoder, params: Params, tokenizer:
 
 
 def read(folder: Path) -> PretrainedModel:
-    """Read a folder that `write` made.
-
-    Raises:
-        UserError: A file is missing or damaged, or tensors are missing, unknown, of another shape, or untied.
-    """
+    """Read a folder that `write` made."""
     weights = Weights(folder)
     with reading(folder / MARKER):
         source = Source(folder, json.loads((folder / MARKER).read_text(encoding="utf-8")), weights.shapes)

@@ -29,11 +29,7 @@ class GraphSize(NamedTuple):
 
 
 def graph_tokenizer(entities: Sequence[str], relations: Sequence[str]) -> Tokenizer:
-    """Return the tokenizer of these names.
-
-    Raises:
-        UserError: There are no entities or relations, or two pieces are equal.
-    """
+    """Return the tokenizer of these names."""
     if not entities or not relations:
         raise UserError("a knowledge graph needs entities and relations, and there are none; check --data.source.")
     special = [f"<{name}>" for name in relations]

@@ -98,14 +98,7 @@ class KagNetwork:
     def __call__(
         self, params: Params, graph: SchemaGraph, statement: Float[Array, "batch width"], key: jax.Array | None = None
     ) -> Scores:
-        """Return the scores of statements.
-
-        Args:
-            params: The parameters.
-            graph: Graphs of the statements.
-            statement: Vectors of the statements.
-            key: Dropout key; None turns dropout off.
-        """
+        """Return the scores of statements."""
         keys = None if key is None else jax.random.split(key, len(statement))
         axes = (None, 0, 0, None if keys is None else 0)
         return jax.vmap(self._score, in_axes=axes)(params, graph, statement.astype(jnp.float32), keys)

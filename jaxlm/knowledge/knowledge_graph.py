@@ -35,11 +35,7 @@ class Vectors(NamedTuple):
 
 
 def read_vectors(folder: str | os.PathLike[str], kind: Kind = "entity") -> Vectors:
-    """Read the vectors of entities or relations, from `vectors.safetensors` if it has them, else from text.
-
-    Raises:
-        UserError: A file is missing or damaged, or the names and the vectors differ in number.
-    """
+    """Read the vectors of entities or relations, from `vectors.safetensors` if it has them, else from text."""
     names = read_names(folder, kind)
     path = Path(folder) / VECTORS
     vectors = _read_array(path, kind) if path.is_file() else None
@@ -74,11 +70,7 @@ def write_vectors(folder: str | os.PathLike[str], kind: Kind, vectors: Vectors) 
 
 
 def read_triples(path: str | os.PathLike[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield (head, relation, tail) of a file with three columns between tabs, also .gz, .xz or .zst; skip blank lines.
-
-    Raises:
-        UserError: A line has not three columns, or an empty one.
-    """
+    """Yield (head, relation, tail) of the lines of a file with columns between tabs, also .gz, .xz or .zst."""
     for place, line in read_lines(str(path)):
         if not line.strip():
             continue

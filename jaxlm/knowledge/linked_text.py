@@ -37,7 +37,6 @@ class LinkedText(TextData):
 
     entities_field: str = "entities"
     """Name of the field of mentions in .jsonl: a list of {"start": 0, "end": 5, "id": "Q90"}, in characters."""
-
     entity_names: str = field("", resumable=True)
     """Table of names by which mentions are found instead, lines `entity<TAB>name<TAB>alias…`: at each word the longest
     name, in any case (see jaxlm/knowledge/linker.py)."""

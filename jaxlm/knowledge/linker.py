@@ -21,11 +21,7 @@ class Linker:
     """Entities by their names."""
 
     def __init__(self, path: str) -> None:
-        """Read a table with lines `entity<TAB>name<TAB>alias…`.
-
-        Raises:
-            UserError: the file cannot be read, a line has no name, or there are no lines.
-        """
+        """Read a table with lines `entity<TAB>name<TAB>alias…`."""
         self._entities: dict[str, str] = {}
         self._longest: dict[str, int] = {}  # largest number of tokens of the names that begin with a token
         for place, line in read_lines(path):

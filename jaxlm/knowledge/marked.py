@@ -99,11 +99,6 @@ def mark_spans(text: str, spans: Sequence[tuple[Span, str]], mentions: Sequence[
 
     The official code of ERNIE moves the start of an entity by rules of its own, which are off by up to 4 characters at
     the marks; here a mention keeps its characters.
-
-    Args:
-        text: The text.
-        spans: Spans that are not empty, with their marks.
-        mentions: Mentions in the text.
     """
     # At the same place a span ends before another begins.
     marks = sorted(

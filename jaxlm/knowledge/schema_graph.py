@@ -76,10 +76,7 @@ def edge_scores(
     It is the highest (1 + cos(r, t - h)) / 2 over the relations of the edge. The inverse of a relation exchanges h and
     t; "relatedto" and "antonym" count in both directions. A zero vector has cosine 0 with any other.
 
-    Args:
-        graph: The graph.
-        concepts: float32 [concepts, width].
-        relations: float32 [relations, width].
+    `concepts` and `relations` are float32 [names, width].
     """
     if concepts is None or relations is None:
         return np.ones(len(graph.tails), np.float32)
@@ -201,11 +198,7 @@ class Knowledge(NamedTuple):
 
     @classmethod
     def open(cls, graph: str, vectors: str = "") -> Knowledge:
-        """Read a graph, and the vectors in the folder `vectors` if it is given; names are matched as normalised.
-
-        Raises:
-            UserError: A file cannot be read, or no concept of the graph has a vector.
-        """
+        """Read a graph, and the vectors in the folder `vectors` if it is given; names are matched as normalised."""
         opened = open_graph(graph)
         if not vectors:
             return cls(opened, None, None)
@@ -217,14 +210,7 @@ class Knowledge(NamedTuple):
 def build_graphs(
     rows: Sequence[tuple[str, Sequence[str]]], knowledge: Knowledge, sizes: GraphSizes, report: Report = print
 ) -> SchemaGraph:
-    """Return the schema graphs of questions and their choices, [rows, choices, …], from the cache if it has them.
-
-    Args:
-        rows: Questions, each with its choices.
-        knowledge: The graph and its vectors.
-        sizes: Sizes of the arrays.
-        report: Receives a line where graphs are built.
-    """
+    """Return the schema graphs of questions and their choices, [rows, choices, …], from the cache if it has them."""
     def build() -> dict[str, np.ndarray]:
         report(f"Finding the paths of {len(rows):,} questions among {len(knowledge.graph.concepts):,} concepts")
         grounder, scores = Grounder(knowledge.graph), edge_scores(*knowledge)

@@ -51,11 +51,7 @@ def write(folder: Path, objective: TripleRanking, params: Params, tokenizer: Tok
 
 
 def read(folder: Path) -> PretrainedModel:
-    """Read a folder of vectors, published or written by `write`.
-
-    Raises:
-        UserError: A file is missing or damaged, or entities and relations differ in width.
-    """
+    """Read a folder of vectors, published or written by `write`."""
     entities, relations = read_vectors(folder, "entity"), read_vectors(folder, "relation")
     width = entities.vectors.shape[1]
     if relations.vectors.shape[1] != width:

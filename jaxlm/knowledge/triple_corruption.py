@@ -15,12 +15,7 @@ def replace_ends(
 
     An entity never replaces itself, and all others are equally likely; the result may be a triple of the graph.
 
-    Args:
-        key: Key of the draws.
-        triples: (head, relation, tail) ids.
-        head_share: Probability that the head is replaced, for each relation.
-        num_entities: Number of entities.
-        count: Number of replacements for each triple.
+    `head_share` is the probability that the head is replaced, for each relation.
 
     Returns:
         The entities, and whether they replace the head.

@@ -119,11 +119,7 @@ def ranks(
 
     Entities are compared in chunks, so that no array has a row for each triple and a column for each entity.
 
-    Args:
-        model: The model.
-        params: Its parameters.
-        triples: The triples.
-        known: The entities that form a triple of the graph at each end, the triple's own included, padded with -1.
+    `known` are the entities that form a triple of the graph at each end, the triple's own included, padded with -1.
     """
     entities, relation = model.entities(params), model.relations(params, triples[:, 1])
     ends = entities[triples[:, ::2]]

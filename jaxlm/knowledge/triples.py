@@ -32,20 +32,15 @@ class TripleData(Data):
 
     source: str = field("", resumable=True)
     """Triples to train on: a file with head, relation and tail a line, between tabs; also .gz, .xz or .zst."""
-
     dev: str = field("", resumable=True)
     """Triples to evaluate on, in the same form; empty: a share of the source's."""
-
     tokenizer: str = field("auto", weights=True)
     """`auto` takes the names of `source` and `dev`; otherwise the folder of a run's tokenizer."""
-
     held_out: float = field(0.01, range="[0, 0.5]")
     """Share of the source's triples, selected by a hash of their text, that is held out without `dev`."""
-
     max_known: int = field(4096, resumable=True, range="[1, inf)")
     """An end of a held-out triple at which more entities than this form a triple of the graph is not ranked: the list
     of those entities stands in every row of an evaluation."""
-
     cache_dir: str = field("", path=True)
     """Folder of the ids; by default $JAXLM_CACHE, else ~/.cache/jaxlm."""
 

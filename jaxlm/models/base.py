@@ -295,13 +295,8 @@ class Writer(TokenPredictor):
     ) -> Float[Array, "batch targets features"]:
         """Return the `token_features` that predict each target, given its prompt and the targets before it.
 
-        Args:
-            params: The model's parameters.
-            prompts: Token ids, padded on the left.
-            mask: False at the padding of prompts.
-            targets: Token ids, padded on the right.
-            target_mask: False at the padding of targets.
-            start: Token that the decoder of an encoder-decoder begins with.
+        Prompts are padded on the left, targets on the right; the masks are False at padding. `start` is the token that
+        the decoder of an encoder-decoder begins with.
 
         Raises:
             UserError: The model reads text in both directions.
@@ -371,12 +366,7 @@ def text_vectors(
 ) -> Float[Array, "batch width"]:
     """Return one float32 vector per text, pooled from its last hidden states, special tokens included.
 
-    Args:
-        model: The model.
-        params: Its parameters.
-        inputs: The texts, with their mask and the padding at the end.
-        pooling: How tokens become a vector; a text without tokens gets zeros with "mean".
-        key: Dropout key; None turns dropout off.
+    Padding is at the end. A text without tokens gets zeros with "mean".
     """
     lengths = jnp.sum(inputs.mask, axis=1)
     if pooling == "mean":

@@ -177,12 +177,6 @@ class Elmo(HasDtype, Model):
     ) -> tuple[list[Float[Array, "batch length hidden"]], tuple[LstmState, ...]]:
         """Run the LSTMs of one direction.
 
-        Args:
-            params: The parameters `forward` or `backward`.
-            x: Word vectors, in the direction's order.
-            state: States before the first token.
-            dropout_key: Dropout key; None turns dropout off.
-
         Returns:
             The hidden states of each LSTM, and the states after the last token.
         """

@@ -275,7 +275,7 @@ def reversible_forward(layers, repeats, loop, params, state, per_layer, shared):
             residuals.append(residual)
         return state, tuple(residuals)
 
-    state, residuals = run_layers(forward, params, state, per_layer, num_layers=repeats, loop=loop)
+    state, residuals = run_layers([forward] * repeats, params, state, per_layer, loop=loop)
     return state, (params, state, per_layer, shared, residuals)
 
 
@@ -302,7 +302,7 @@ def _reversible_backward(layers, repeats, loop, saved, gradient):
 
     flip = functools.partial(jax.tree.map, lambda leaf: jnp.flip(leaf, 0))
     (_, gradient), d_params = run_layers(
-        backward, flip(params), (state, gradient), flip((per_layer, residuals)), num_layers=repeats, loop=loop
+        [backward] * repeats, flip(params), (state, gradient), flip((per_layer, residuals)), loop=loop
     )
     return flip(d_params), gradient, None, None
 

@@ -277,11 +277,7 @@ def relative_buckets(
 
     Small distances have one bucket each; larger ones share buckets on a logarithmic scale up to `max_distance`.
 
-    Args:
-        distance: Relative positions.
-        bidirectional: Whether half of the buckets are for keys to the right; otherwise all of those have bucket 0.
-        buckets: Number of buckets.
-        max_distance: Distance from which all keys share a bucket.
+    Half of the buckets are for keys to the right if `bidirectional`; otherwise all of those have bucket 0.
     """
     if bidirectional:
         buckets //= 2

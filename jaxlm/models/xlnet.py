@@ -144,9 +144,8 @@ class Xlnet(TransformerConfig, UncachedWriter):
             ), streams[0]
 
         streams, entered = run_layers(
-            layer, params["layers"], tuple(constrain(x) for x in streams),
-            (layer_keys(next(keys), self.num_layers), memory), num_layers=self.num_layers, remat=self.remat,
-            loop=self.loop_layers,
+            [layer] * self.num_layers, params["layers"], tuple(constrain(x) for x in streams),
+            (layer_keys(next(keys), self.num_layers), memory), remat=self.remat, loop=self.loop_layers,
         )
         content, *query = (dropout(x, self.dropout, next(keys)) for x in streams)
         return StreamStates(content, query[0] if query else None, entered)

@@ -65,9 +65,7 @@ MAX_UNKNOWN = 0.001
 def total_loss(terms: Terms, weights: Mapping[str, Array] | None = None) -> Float[Array, ""]:
     """Return Σ coefficient · total / weight. A term without targets adds nothing.
 
-    Args:
-        terms: The terms of a batch or a microbatch.
-        weights: Weights of the whole batch, for the terms of a microbatch.
+    The terms of a microbatch need the `weights` of the whole batch.
     """
     weights = {name: term.weight for name, term in terms.items()} if weights is None else weights
     parts = [

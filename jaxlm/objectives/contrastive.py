@@ -209,12 +209,8 @@ def info_nce(
 ) -> Float[Array, " batch"]:
     """Return the loss of each query: -log softmax of its positive's score, passage 0 of its row, over all passages.
 
-    Args:
-        queries: Vectors of the queries, float32.
-        passages: Vectors of each row's positive and hard negatives, float32.
-        excluded: See `excluded_passages`.
-        temperature: Divisor of the scores.
-        symmetric: Average it with the loss of the positive, over all queries.
+    Passage 0 of a row is the positive, the others are hard negatives; see `excluded_passages`. A `symmetric` loss is
+    the mean with that of each positive over all queries.
     """
     scores = constrain(jnp.einsum("id,jnd->ijn", queries, passages, precision=PRECISION)) / temperature
     own = jnp.sum(queries * passages[:, 0], axis=-1) / temperature

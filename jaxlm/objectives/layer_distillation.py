@@ -116,11 +116,7 @@ def layer_terms(
 ) -> Terms:
     """Return the errors of a student's layers, each with coefficient 1 (see LayerDistillation).
 
-    Args:
-        student_states: hidden states and attention scores of the student.
-        teacher_states: the same of the teacher.
-        project: map from the student's hidden size to the teacher's.
-        mask: 1 for non-padding tokens.
+    `project` maps the student's hidden size to the teacher's.
     """
     (hidden, scores), (teacher_hidden, teacher_scores) = student_states, teacher_states
     step = len(teacher_scores) // len(scores)

@@ -22,7 +22,6 @@ from jaxlm.models.electra import Electra, NetworkPair
 from jaxlm.models.layers.stack import call
 from jaxlm.objectives.base import Example, Line, Objective, Term, Terms, require_masking
 from jaxlm.objectives.chunked_loss import token_losses
-from jaxlm.objectives.losses import binary_cross_entropy
 from jaxlm.objectives.masked_lm import masked_lines
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Params, TokenBatch
@@ -138,10 +137,10 @@ class ReplacedTokens(Objective):
             judged = jnp.zeros_like(ids).at[jnp.arange(len(ids))[:, None], positions].max(weights.astype(ids.dtype))
             token_weights *= judged
         is_suspected = logits > 0
+        # -log sigmoid(logit) of replaced tokens, -log(1 - sigmoid(logit)) of the others.
+        losses = jax.nn.softplus(jnp.where(is_replaced, -logits, logits))
         return generated.terms("generator", weights, self.generator_weight) | {
-            "discriminator_loss": Term.of(
-                binary_cross_entropy(logits, is_replaced), token_weights, self.discriminator_weight
-            ),
+            "discriminator_loss": Term.of(losses, token_weights, self.discriminator_weight),
             "discriminator_accuracy": Term.of(is_suspected == is_replaced, token_weights),
             "discriminator_precision": Term.of(is_replaced, token_weights * is_suspected),
             "discriminator_recall": Term.of(is_suspected, token_weights * is_replaced),

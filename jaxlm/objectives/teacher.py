@@ -36,15 +36,7 @@ def require_teacher(
 
     The teacher runs with the student's execution settings (dtype, kernels).
 
-    Args:
-        objective: the objective of the student.
-        vocabulary: the student's vocabulary.
-        load: opens a run folder or a Transformers folder.
-        needed: names of the subtrees.
-        mismatches: yields the differences from a teacher's objective that the student cannot bear.
-
-    Raises:
-        UserError: the model is no encoder, lacks a required subtree, or does not fit the student.
+    `mismatches` yields the differences from a teacher's objective that the student cannot bear.
     """
     path, student = objective.teacher, objective.model
     if not path:
@@ -101,13 +93,7 @@ def size_mismatches(teacher: Encoder, student: Encoder, *names: str) -> Iterator
 
 
 def layer_mismatches(teacher: Encoder, student: Encoder, hidden_size: int) -> Iterator[Mismatch]:
-    """Yield the mismatches of heads, layers and hidden size where layers learn from layers.
-
-    Args:
-        teacher: the teacher's model.
-        student: the student's model.
-        hidden_size: objective.teacher_hidden_size.
-    """
+    """Yield the mismatches of heads, layers and hidden size where layers learn from layers."""
     yield from size_mismatches(teacher, student, "num_heads")
     heads, width = teacher.num_heads, student.hidden_size
     if width % heads:

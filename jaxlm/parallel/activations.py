@@ -19,9 +19,7 @@ from jaxlm.parallel.rules import ACTIVATION_AXES
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
     """Shard the leading dimensions of `x` by logical axis name; the identity where there is no mesh.
 
-    Args:
-        x: An activation.
-        axes: "batch", "vocabulary", "heads" or None for each leading dimension; by default the first is the batch.
+    Axes are "batch", "vocabulary", "heads" or None for each leading dimension; by default the first is the batch.
     """
     if get_abstract_mesh().empty:
         return x

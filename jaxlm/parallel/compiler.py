@@ -57,9 +57,7 @@ FSDP_OVERLAP_OPTIONS: dict[str, bool | int] = {
 def compiler_options(mesh: Mesh, deterministic: bool = False) -> dict[str, bool | int] | None:
     """Return the `compiler_options` of jax.jit for a program on `mesh`; None for the compiler's defaults.
 
-    Args:
-        mesh: Devices of the program.
-        deterministic: Whether the same inputs have to give the same bits; other devices than GPUs always do.
+    With `deterministic` the same inputs give the same bits, which other devices than GPUs always do.
     """
     device = mesh.devices.flat[0]
     if device.platform == "gpu":

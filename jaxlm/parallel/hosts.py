@@ -174,10 +174,7 @@ def main_first(action: Callable[[], Result], task: str, everywhere: bool = True)
 
     If it fails on process 0 it fails on all, so that none waits forever.
 
-    Args:
-        action: The function to run.
-        task: What it does, for `wait_for_all`, such as "prepare the text".
-        everywhere: Whether the other processes run it too.
+    `task` is what it does, for `wait_for_all`, such as "prepare the text".
 
     Returns:
         The result, or None where `action` was not run.
@@ -190,9 +187,7 @@ def main_first(action: Callable[[], Result], task: str, everywhere: bool = True)
 def together(action: Callable[[], Result], reason: str) -> Result:
     """Run `action` on all processes at the same time, and wait for all; if it fails on one it fails on all.
 
-    Args:
-        action: The function to run.
-        reason: What the process waits for afterwards, as for `wait_for_all`.
+    `reason` is that of `wait_for_all`.
     """
     if jax.process_count() == 1:
         return action()
@@ -218,8 +213,7 @@ def wait_for_all(reason: str) -> None:
     They wait on their hosts, since a collective on the devices has the platform's time limit. A process says every
     `LOG_SECONDS` that it waits, and exits with 1 after JAXLM_WAIT_SECONDS. If one is lost, jax ends the others.
 
-    Args:
-        reason: What the process waits for, such as "process 0 to prepare the text".
+    `reason` is what the process waits for, such as "process 0 to prepare the text".
     """
     from orbax.checkpoint import multihost  # imported late: other commands need no orbax
 
@@ -231,8 +225,7 @@ def wait_for_all(reason: str) -> None:
 def require_same(facts: Mapping[str, Any]) -> None:
     """Raise UserError on all processes, with process and host, if their devices, versions or `facts` differ.
 
-    Args:
-        facts: Named values that JSON can hold and that must be the same on all processes.
+    `facts` are values that JSON can hold.
     """
     if jax.process_count() == 1:
         return
@@ -291,12 +284,7 @@ def from_main(value: Any) -> Any:
 
 
 def require_shared(folder: epath.Path, flag: str) -> None:
-    """Raise UserError on all processes unless each sees, within `SHARED_SECONDS`, a file that process 0 writes.
-
-    Args:
-        folder: The folder, as this process names it.
-        flag: The flag that names it, for the message.
-    """
+    """Raise UserError on all processes unless each sees, within `SHARED_SECONDS`, a file that process 0 writes."""
     if jax.process_count() == 1:
         return
     token = folder / f".shared-{from_main(secrets.token_hex(8))}"  # of an earlier start it would be no proof

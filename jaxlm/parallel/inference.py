@@ -68,11 +68,7 @@ def fetch(tree: Any, count: int) -> Any:
 def run_rows(function: Callable[..., Any], params: Params, rows: Any, *others: Any) -> Any:
     """Return `function(params, rows, *others)` as numpy arrays with rows first, on every process.
 
-    Args:
-        function: A jitted function.
-        params: Its parameters, on their devices.
-        rows: See `place_batch`.
-        others: Further arrays of the host or the default device, which every device reads whole.
+    Every device reads the whole of `others`, further arrays of the host or the default device.
     """
     with constraints(params):
         found = function(params, place_batch(rows, params), *others)

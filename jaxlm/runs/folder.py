@@ -139,9 +139,6 @@ def hold(folder: epath.Path) -> Iterator[None]:
     """Create the folder and lock it for this process, in a bucket by a `Lease`.
 
     At the end the folder is removed if it is new and still empty, as after a refusal.
-
-    Raises:
-        UserError: as `create` and `lock`.
     """
     with without_empty_folders(folder):
         create(folder)
@@ -177,11 +174,7 @@ def create(folder: epath.Path) -> None:
 
 
 def lock(folder: epath.Path) -> TextIO:
-    """Lock the folder for this process until the returned file is closed or the process ends.
-
-    Raises:
-        UserError: Another process holds the lock.
-    """
+    """Lock the folder for this process until the returned file is closed or the process ends."""
     try:
         handle = Path(folder, ".lock").open("a+")  # noqa: SIM115 - it is returned open
     except OSError as error:
@@ -232,12 +225,7 @@ def write_imported_run(
 ) -> None:
     """Write a run that has done no step: its checkpoint, of step 0, has only parameters.
 
-    Args:
-        folder: The run folder.
-        experiment: The run's configuration.
-        params: Parameters of the imported model.
-        tokenizer: The model's tokenizer.
-        metadata: `imported_from`, the Transformers folder, `fresh`, the parameters that it lacked, and its `settings`.
+    `metadata` has `imported_from`, the Transformers folder, `fresh`, the parameters that it lacked, and its `settings`.
     """
     with hold(folder):
         tokenizer.save(folder / "tokenizer")

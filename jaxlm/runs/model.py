@@ -47,11 +47,7 @@ class TrainedModel(PretrainedModel):
 
     @property
     def vectors(self) -> Vectors:
-        """The settings of its text vectors: those of a contrastive run or of sentence-transformers, else mean pooling.
-
-        Raises:
-            UserError: It is a reranker, which scores pairs.
-        """
+        """Settings of its text vectors: those of a contrastive run or of sentence-transformers, else mean pooling."""
         if isinstance(self.objective, Rerank):
             raise UserError(f"{self.path} is a reranker and has no vectors of texts; `jaxlm evaluate` it on rows, or "
                             "call score_pairs.")

@@ -137,9 +137,6 @@ def open_evaluation(
     """Open a fine-tuned model and rows, to evaluate it on a mesh (see `make_inference_mesh`).
 
     Its rows are those of a flag, else those of the run's `data.dev`, else those held out of the run's `data.source`.
-
-    Raises:
-        UserError: The model is not fine-tuned, or a flag is wrong or changes nothing here.
     """
     pretrained = load_model(path, mesh)
     task = pretrained.objective

@@ -132,16 +132,8 @@ def set_up(
 ) -> Setup:
     """Open and check what is cheap of a run: the tokenizer, the sizes of the model and the constants.
 
-    Args:
-        resolved: The configuration and the pretrained model.
-        load: Opens other models.
-        run: The run's folder; of a preset it is empty.
-        report: Receives a line about everything that takes time.
-        constants_of: Returns the constants of an objective, or their shapes; by default none.
-        use_stand_in: Whether a preset gets a stand-in for the vocabulary that its model was published with.
-
-    Raises:
-        UserError: The tokenizer, the teacher or the sequence length does not suit the objective.
+    A preset has an empty `run`. Without `constants_of` an objective has no constants. With `use_stand_in` a preset has
+    a stand-in for the vocabulary that its model was published with.
     """
     experiment, pretrained = resolved
     objective = experiment.objective
@@ -195,13 +187,7 @@ def require_model(experiment: Experiment) -> None:
 def with_steps(experiment: Experiment, num_examples: int = 0, run: RunFolder = NO_RUN) -> Experiment:
     """Compute `train.steps` from epochs or phases, and `optimizer.warmup_steps` from its share, where they are None.
 
-    Args:
-        experiment: The experiment.
-        num_examples: Examples of an epoch, if there are epochs.
-        run: The run that is resumed, which keeps its warm-up: more steps do not change what is done.
-
-    Raises:
-        UserError: There is no number of steps, and no phases, epochs or examples.
+    A run that is resumed keeps its warm-up: more steps do not change what is done.
     """
     train, optimizer = experiment.train, experiment.optimizer
     if train.steps is None and train.phases:

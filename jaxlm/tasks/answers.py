@@ -160,11 +160,7 @@ def _record(
     name: str, place: str, question: str, passage: str, golds: list[str] | None, start: int = -1, text: str = "",
     kind: str = "unknown",
 ) -> Record:
-    """Return the record of a question; `golds` is None in a file to predict, and [] if there is no answer.
-
-    Raises:
-        UserError: A span is not in the passage at `start`.
-    """
+    """Return the record of a question; `golds` is None in a file to predict, and [] if there is no answer."""
     if kind == "span" and (start < 0 or not passage.startswith(text, start)):
         raise UserError(
             f"{place}: the answer {text[:60]!r} does not stand at character {start} of its passage; fix its "
@@ -250,8 +246,9 @@ class Answers(Task):
         starts = np.arange(0, max(1, len(ids) - room + min(self.window_stride, room)), min(self.window_stride, room))
         context = _context(len(ids), starts[:, None], np.minimum(starts + room, len(ids))[:, None])
         text, kind = record.values["text"], record.values["kind"]
-        # Tokens of the answer, or of the evidence for yes and no.
-        answer = _tokens_of(offsets, record.values["start"], len(text)) if text else np.zeros(0, int)
+        # Tokens that have any character of the answer, or of the evidence for yes and no.
+        begin, end = record.values["start"], record.values["start"] + len(text)
+        answer = np.flatnonzero((offsets[:, 1] > begin) & (offsets[:, 0] < end) & (begin < end))
         for number, start in enumerate(starts):
             tokens = slice(start, start + room)
             row = self.template.build(self.vocabulary, question, ids[tokens])
@@ -401,11 +398,6 @@ def _context(count: int, start: np.ndarray, end: np.ndarray) -> np.ndarray:
     place = np.arange(count)
     score = np.minimum(place - start, end - 1 - place) + 0.01 * (end - start)
     return np.where((place >= start) & (place < end), score, -1.0)
-
-
-def _tokens_of(offsets: np.ndarray, start: int, count: int) -> np.ndarray:
-    """Return the numbers of the tokens that have any of `count` characters from `start`."""
-    return np.flatnonzero((offsets[:, 1] > start) & (offsets[:, 0] < start + count))
 
 
 def best_span(

@@ -150,12 +150,7 @@ class Task(Objective):
     def with_labels(self, records: Sequence[Record], names: Sequence[str] = ()) -> Self:
         """Return a copy with the labels of the training rows, unless it has labels.
 
-        Args:
-            records: The training rows.
-            names: Labels to put first, in this order; others follow, in the order of `label_order`.
-
-        Raises:
-            UserError: Most rows have a label of their own, so that another column must be meant.
+        Labels in `names` come first, in this order; others follow, in the order of `label_order`.
         """
         found = {label for record in records for label in self.label_names(record)}
         if len(found) > max(100, len(records) / 2):

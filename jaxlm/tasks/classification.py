@@ -30,13 +30,10 @@ class TextRows(TableData):
 
     text_field: str = "text"
     """Column of the text."""
-
     text_pair_field: str = ""
     """Column of the second text; empty for one text per row."""
-
     label_field: str = "label"
     """Column of the label; empty for a file whose labels are to be predicted."""
-
     label_separator: str = ""
     """Text between the labels of a column with several, such as '|', for --objective.target labels; lists in JSON need
     none."""
@@ -71,7 +68,6 @@ class Classification(PooledTask):
     rows, chosen when training ends, and 0.5 until then."""
     both_orders: bool = False
     """Read a pair in both orders and add up their vectors, for a similarity (Radford et al. 2018, section 3.3)."""
-
     prompt: str = ""
     """Prompt for a model that writes the answer, in which {text} and {text_pair} stand for the texts; empty: `sentence:
     {text}`, or `sentence1: {text} sentence2: {text_pair}`."""

@@ -74,14 +74,8 @@ def evaluate(
 ) -> Result:
     """Return the metrics of a fine-tuned model on held-out rows.
 
-    Args:
-        evaluation: The model and the rows.
-        predictions: File to write, one JSON object per row with `id`, `prediction`, `gold` and scores.
-        resamples: Number of resamples for the confidence intervals of the metrics; 0 for none.
-        report: Receives progress messages.
-
-    Raises:
-        UserError: There are no rows, or a row cannot be read.
+    `predictions` gets one JSON object per row with `id`, `prediction`, `gold` and scores. With `resamples` there are
+    confidence intervals of the metrics.
     """
     task, data = evaluation.task, evaluation.data
     check_output(predictions, "--predictions", inputs=(data.source, data.dev))
@@ -105,11 +99,8 @@ def evaluate(
 def intervals(answered: AnsweredRows, resamples: int, other: AnsweredRows | None = None) -> Result:
     """Return the `bootstrap` of a model's answers.
 
-    Args:
-        answered: Rows with the answers of a model.
-        resamples: Number of resamples.
-        other: The same rows with the answers of another model; the intervals are then of the differences of the
-            metrics. Each resample draws the same rows for both models (a paired bootstrap).
+    Given the answers of an `other` model to the same rows, they are of the differences of the metrics, and each
+    resample draws the same rows for both models (a paired bootstrap).
     """
     golds, models = answered.scored()[0], [each.scored()[1] for each in (answered, other) if each]
 
@@ -129,10 +120,7 @@ def bootstrap(
     metric that a resample lacks, such as that of questions without an answer, has the percentiles of the others. One
     group has no intervals.
 
-    Args:
-        groups: Rows of each group.
-        measure: Returns the metrics of rows, given their numbers.
-        resamples: Number of resamples.
+    `measure` returns the metrics of rows, given their numbers.
     """
     draws, found = np.random.default_rng(0), collections.defaultdict(list)
     for _ in range(resamples if len(groups) > 1 else 0):
@@ -144,11 +132,7 @@ def bootstrap(
 
 
 def compare(answered: AnsweredRows, other: AnsweredRows, resamples: int) -> Result:
-    """Return the metrics of two models on the same rows, their differences, and the intervals of these.
-
-    Raises:
-        UserError: The models answer different rows or tasks, or the rows have no labels.
-    """
+    """Return the metrics of two models on the same rows, their differences, and the intervals of these."""
     if (answered.task.name, [r.id for r in answered.records], answered.golds) != (
         other.task.name, [r.id for r in other.records], other.golds
     ):

@@ -222,13 +222,7 @@ def entity_f1(predictions: RowLabels, gold: RowLabels, labels: Sequence[str] = (
     They are those of seqeval's strict mode. For IOB1, the scheme of CoNLL 2003 (Tjong Kim Sang & De Meulder 2003), and
     IOB2 there is also `conlleval_f1`, which the script of that task returns.
 
-    Args:
-        predictions: Tags of the words of each sentence.
-        gold: The right tags.
-        labels: Further tags of the data, which these sentences may lack.
-
-    Raises:
-        UserError: The tags are of no scheme.
+    `labels` are further tags of the data, which these sentences may lack.
     """
     tags = {*labels, *itertools.chain(*gold)}
     schemes = [SCHEMES[name] for name in entity_schemes(tags)]

@@ -29,13 +29,10 @@ class ChoiceRows(TableData):
 
     text_field: str = "text"
     """Column of the text before the choices; several columns, separated by commas, are joined by a space."""
-
     question_field: str = ""
     """Column of a question that precedes each choice."""
-
     choices_fields: str = "choices"
     """Columns of the choices, separated by commas; or of JSON one list, of texts or of objects with `text`."""
-
     label_field: str = "label"
     """Column of the right choice: its number from 0, or its `label` among the objects, which predictions then use
     too; empty for a file whose labels are to be predicted."""

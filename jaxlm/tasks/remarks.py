@@ -36,9 +36,7 @@ def require_classes(task: HasClasses, records: Sequence[Record], data: LabelledD
 def row_remarks(task: HasClasses, rows: LabelledSource) -> list[str]:
     """Return one line per remark about the labels and texts of the training rows.
 
-    Args:
-        task: The task with labels; of one that writes its answers, the task that they answer.
-        rows: The rows.
+    For a task that writes its answers, `task` is the one that they answer.
     """
     records = rows.records["train"]
     counts = collections.Counter(label for record in records for label in task.label_names(record))

@@ -41,10 +41,8 @@ class TagRows(LabelledData):
 
     word_column: int = field(1, range="[1, inf)")
     """Place of the word in a line, from 1."""
-
     tag_column: int | None = field(None, range="[0, inf)")
     """Place of the tag in a line, from 1; None: the last column; 0 for a file whose tags are to be predicted."""
-
     has_ids: bool = False
     """Whether the first column numbers the words, as in CoNLL-U."""
 

@@ -20,13 +20,10 @@ class TextGroups(TableData):
 
     query_field: str = "query"
     """Column of the query, or of the first text."""
-
     positive_field: str = "positive"
     """Column of the text that matches it, or of the second text. Of JSON, a list has several that match it."""
-
     negative_fields: tuple[str, ...] = _NEGATIVES
     """Columns of its hard negatives; rows may lack the default one. Of JSON, a column may hold a list of texts."""
-
     score_field: str = ""
     """Column of the score of two texts, a number that is higher the closer they are, for --objective.criterion
     cosent."""

@@ -88,17 +88,7 @@ class Folder(NamedTuple):
 
 
 def read_folder(folder: epath.Path, file_format: str, file: str = "", pieces: Collection[str] = ()) -> Folder:
-    """Read the settings of a Transformers folder.
-
-    Args:
-        folder: the folder.
-        file_format: format of the vocabulary file.
-        file: name of the SentencePiece model.
-        pieces: its pieces.
-
-    Raises:
-        UserError: jaxlm does not support the class, or the value of a setting.
-    """
+    """Read the settings of a Transformers folder."""
     settings = _read(folder, "special_tokens_map.json") | _read(folder, "tokenizer_config.json")
     for key, value in (settings | settings.get("sp_model_kwargs", {})).items():
         if value != _SUPPORTED.get(key, value):

@@ -20,12 +20,6 @@ def export(tokenizer: Tokenizer, folder: str | os.PathLike[str], template: Templ
 
     `AutoTokenizer.from_pretrained(folder)` then gives the ids of `tokenizer.encode`, with the template around them.
 
-    Args:
-        tokenizer: the tokenizer.
-        folder: folder to write.
-        template: special tokens around one text and two.
-        max_length: length of the longest input, including special tokens.
-
     Raises:
         UserError: the tokenizer lacks a special token of the template, or the files would give other ids.
     """

@@ -95,13 +95,7 @@ def extend_tokenizer(tokenizer: Tokenizer, counts: Mapping[str, int], num_words:
     Words that occur fewer than `MIN_COUNT` times are left out, as are those with [UNK], whose row says nothing about
     them, and in a BPE those with characters spelled in bytes by name ("<0xE3>").
 
-    Args:
-        tokenizer: the tokenizer.
-        counts: words of the new text → number of occurrences, of `WordModel.count`.
-        num_words: largest number of words to add. A BPE also gets the pieces between a word and its old pieces.
-
-    Raises:
-        UserError: the vocabulary has no pieces of words, or the text has no word to add.
+    A BPE also gets the pieces between a word and its old pieces. `counts` are those of `WordModel.count`.
     """
     old = WordModel(tokenizer)
     model, known = old.content["model"], {*map(tokenizer.piece, range(len(tokenizer)))}
@@ -148,10 +142,7 @@ def _add_unigram(vocab: list[list[Any]], words: Mapping[str, Pieces], added_toke
 def _add_bpe(model: dict[str, Any], size: int, words: Mapping[str, tuple[Sequence[str], Pieces]]) -> dict[str, Pieces]:
     """Add merges and pieces to the model of a `tokenizer.json`.
 
-    Args:
-        model: the model, which changes.
-        size: the first new id.
-        words: new word → its old pieces and their ids.
+    `words` maps a new word to its old pieces and their ids; `size` is the first new id.
 
     Returns:
         New piece → ids of its old pieces, in the order of the new ids.

@@ -167,11 +167,7 @@ def _read_json(path: epath.Path) -> Definition:
 def _define(content: dict[str, Any], candidates: Iterable[str], folder: classes.Folder, path: epath.Path) -> Definition:
     """Return the definition of a `tokenizer.json` with the special and added tokens of its folder.
 
-    Args:
-        content: the `tokenizer.json`, which changes.
-        candidates: pieces that may have a role by their names.
-        folder: settings of the folder.
-        path: file of the vocabulary.
+    It changes `content`. Pieces among `candidates` may have a role by their names.
     """
     for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
         model, step = {"type": "WordLevel", "vocab": {}, "unk_token": ""}, content.get(part)
@@ -289,13 +285,7 @@ def byte_bpe(
 ) -> Definition:
     """Return the definition of a byte-level BPE like GPT-2's and RoBERTa's.
 
-    Args:
-        vocab: piece → id.
-        merges: pairs of pieces, the first to merge first.
-        special: special tokens among the pieces of `vocab`.
-        symbols: role → piece.
-        name: name for error messages.
-        normalizer: normalizer of the `tokenizer.json`.
+    Special tokens are among the pieces of `vocab`; `symbols` maps a role to its piece. Errors name the file `name`.
     """
     byte_level = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
     pieces = sorted(special, key=vocab.__getitem__)

@@ -87,10 +87,8 @@ def train_tokenizer(
 def _chunks(texts: Iterable[str], *, keep_lines: bool) -> Iterator[str]:
     """Cut texts into chunks of at most _CHUNK characters, preferably before a space, and skip blank ones.
 
-    Args:
-        texts: the texts.
-        keep_lines: whether a chunk may hold several lines. Otherwise every line is cut separately, and each cut drops
-            its space, because SentencePiece's trainer prepends a mark to every line.
+    Without `keep_lines` every line is cut separately, and each cut drops its space, because SentencePiece's trainer
+    prepends a mark to every line.
     """
     for text in texts:
         for line in [text] if keep_lines else text.split("\n"):

@@ -27,15 +27,6 @@ def describe_unknown(counts: np.ndarray, unk: int, words: Sequence[str], source:
     """Return the share of [UNK] for a summary, above 5 % with examples.
 
     It is empty without tokens, and for a vocabulary without [UNK].
-
-    Args:
-        counts: count of each id in the text.
-        unk: id of [UNK], or -1.
-        words: result of `unknown_words`.
-        source: name of the text.
-
-    Raises:
-        UserError: every token is [UNK].
     """
     if unk < 0 or not counts.any():
         return ""

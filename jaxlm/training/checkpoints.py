@@ -56,11 +56,7 @@ class Checkpoints:
     def __init__(self, folder: epath.Path, keep: int = 3, read_only: bool = False, criterion: str = "loss") -> None:
         """Open the folder, and create it unless `read_only`.
 
-        Args:
-            folder: Where the checkpoints are.
-            keep: Number of newest checkpoints that are kept, besides the best one.
-            read_only: Whether nothing may be written.
-            criterion: Name of the figure that chooses the best one.
+        The `keep` newest checkpoints are kept, and the best one by the figure `criterion`.
         """
         logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax logs a dozen lines per save
         self.folder, self._policy = absolute(epath.Path(folder)), _NewestAndBest(keep, criterion)
@@ -92,11 +88,7 @@ class Checkpoints:
     def save(self, state: TrainState, step: int, metadata: dict[str, Any], history: Mapping[int, float] = {}) -> None:
         """Start to write in the background, after waiting for a save that is still under way.
 
-        Args:
-            state: All of it is saved.
-            step: Its step.
-            metadata: What JSON can hold.
-            history: The criterion's figure of every step that was evaluated.
+        `history` has the criterion's figure of every step that was evaluated.
 
         Raises:
             FloatingPointError: The state holds a number that is not finite; nothing was written.

@@ -60,11 +60,7 @@ def train(
 ) -> tuple[TrainState, dict[str, float]]:
     """Run the steps after `state.step`; return the last state and the figures of the last evaluation.
 
-    Args:
-        run: What the steps share.
-        state: State to start from.
-        totals: Sums that were not logged before the run was resumed.
-        sample: Function from the objective and the parameters to the lines that `train.sample_every` asks for.
+    `totals` were not logged before the run was resumed; `sample` returns the lines that `train.sample_every` asks for.
 
     Raises:
         NotFinite: The loss has diverged, or Miscomputed: a replayed step has two results.
@@ -198,9 +194,6 @@ def evaluate(program: Program, state: TrainState, feed: Feed) -> dict[str, float
     They are the mean of every term over the held-out batches; "loss", their weighted sum as in training; and, if
     `train.best_by` does not name a loss, the metrics of a task. Of a mixture they are the means over its sources by
     their shares, and that of the primary metric is also told for each source, as "wiki_mlm_loss".
-
-    Raises:
-        UserError: `train.best_by` is none of the figures.
     """
     name, parts = program.train.best_by, {}
     for source in feed.held_out_shares:
@@ -227,12 +220,7 @@ def evaluation_line(
 ) -> str:
     """Return the printed line of an evaluation, the criterion or else the primary metric first.
 
-    Args:
-        step: Step of the evaluation.
-        figures: Its figures.
-        program: The program of the run.
-        feed: Its batches, for the unigram entropy beside `Objective.token_losses`.
-        history: The criterion's figure of every evaluation so far.
+    `history` has the criterion's figure of every evaluation so far.
     """
     objective, t = program.objective, program.train
     name = t.best_by or objective.primary_metric

@@ -71,17 +71,7 @@ class MetricsWriter:
     def __init__(
         self, folder: epath.Path, tracker: str, after_step: int, config: Mapping[str, Any] = MappingProxyType({})
     ) -> None:
-        """Open metrics.jsonl, without damaged lines and without those of steps that will be computed again.
-
-        Args:
-            folder: The run's folder.
-            tracker: Kind of the tracker (see `open_tracker`).
-            after_step: Step that the run is resumed at.
-            config: Configuration for the tracker.
-
-        Raises:
-            UserError: The file cannot be written, or the tracker cannot start.
-        """
+        """Open metrics.jsonl, without damaged lines and without those of steps that will be computed again."""
         self.path, self.folder = folder / "metrics.jsonl", folder
         self._temporary = tempfile.TemporaryDirectory() if in_bucket(folder) else None
         local = Path(self._temporary.name if self._temporary else folder)

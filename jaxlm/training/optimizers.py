@@ -66,13 +66,9 @@ def make_optimizer(
     RMS 1 and scaled by the RMS of the parameter; no momentum, no weight decay.
     adagrad: Duchi et al. 2011, with sums of squares that begin at `eps`; no weight decay.
 
-    Args:
-        config: The optimizer's fields.
-        steps: Length of the schedule.
-        input_params: Names of the parameters below the first layer, for layer decay.
-        decay_above_layers: Power of the layer decay at the last layer.
-        frozen_params: Patterns of the parameters without updates or optimizer state (see `matches_patterns`).
-        after: Number of updates before the schedule.
+    Layer decay counts `input_params` as below the first layer, and begins at the last one with the power
+    `decay_above_layers`. Parameters that match `frozen_params` get no updates (see `matches_patterns`); `after` updates
+    come before the schedule.
     """
     if config.name == "adagrad":
         update = optax.scale_by_rss(initial_accumulator_value=0.0, eps=config.eps)

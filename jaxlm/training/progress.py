@@ -16,13 +16,7 @@ class Progress:
     """Progress display: loss, accuracies, learning rate, tokens per second, MFU if it is known, and the time left."""
 
     def __init__(self, steps: int, after_step: int, enabled: bool = True) -> None:
-        """Create the bar if standard output is a terminal.
-
-        Args:
-            steps: Last step of the run.
-            after_step: Step that the run was resumed at.
-            enabled: Whether to print; true on one process only.
-        """
+        """Create the bar if standard output is a terminal."""
         self.steps, self.after_step, self.enabled = steps, after_step, enabled
         self.first_shown: tuple[int, float] | None = None
         self.last_line = 0.0
@@ -33,12 +27,10 @@ class Progress:
         self.task = self.bar.add_task("train", total=steps, completed=after_step, left="")
 
     def __enter__(self) -> Progress:
-        """Start the bar."""
         self.bar.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Stop the bar."""
         self.bar.stop()
 
     def show(self, step: int, means: dict[str, float]) -> None:

@@ -67,16 +67,7 @@ class Service(Tracker):
     """
 
     def __init__(self, package: str, folder: epath.Path, config: Mapping[str, Any]) -> None:
-        """Begin or resume the run.
-
-        Args:
-            package: One of SERVICES.
-            folder: The run folder.
-            config: Configuration to show beside the metrics.
-
-        Raises:
-            UserError: The service cannot be reached, or asks for a login.
-        """
+        """Begin or resume the run."""
         path = folder / "tracker.json"
         if path.exists():
             name = json.loads(path.read_bytes())["name"]
@@ -122,15 +113,7 @@ def require_tracker(kind: str) -> None:
 def open_tracker(
     kind: str, folder: epath.Path, local: Path, after_step: int, config: Mapping[str, Any]
 ) -> Tracker:
-    """Return a tracker.
-
-    Args:
-        kind: "tensorboard", "wandb", "trackio" or "none".
-        folder: The run folder.
-        local: Folder of this machine for event files.
-        after_step: Step that the run is resumed at.
-        config: Configuration of the run.
-    """
+    """Return a tracker."""
     if kind == "tensorboard":
         return TensorBoard(local, after_step)
     return Service(kind, folder, config) if kind in SERVICES else Tracker()

@@ -1,6 +1,7 @@
 """Train steps of the presets compiled for GPUs: each compiles, with the attention kernels that it should have.
 
-It takes the extra [gpu] and no GPU: launch/README.md has the command. Scores in memory are no kernel.
+With the extra [gpu] and no GPU: JAX_PLATFORMS=cpu python -m pytest -m slow tests/analysis/test_gpu_steps.py. Scores in
+memory are no kernel.
 """
 
 from __future__ import annotations

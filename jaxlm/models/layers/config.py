@@ -165,10 +165,7 @@ class StackConfig(ExecutionConfig):
 def kernel_init(config: StackConfig, *, residual: bool = False, query: bool = False) -> nn.initializers.Initializer:
     """Return the initializer of a kernel.
 
-    Args:
-        config: The configuration of the stack.
-        residual: Whether the kernel writes to the residual stream.
-        query: Whether the kernel projects attention queries.
+    A `residual` kernel writes to the residual stream; a `query` kernel projects attention queries.
     """
     scale = config.residual_init_scale if residual else 1.0
     if config.init == "fan_in":  # T5: 1/√fan_in; the query's also carries the 1/√head_dim that its attention lacks

@@ -125,13 +125,7 @@ def disentangled_bias(
     For query i and key j they are scale · (q_i · k(r) + k_j · q(r)), with the vector r of the distance i - j in both
     products, as in the code. The paper has that of j - i in the second one.
 
-    Args:
-        query: Queries of tokens.
-        key: Keys of tokens.
-        distance_query: Queries of the distances length, …, -length.
-        distance_key: Keys of these distances.
-        positions: Positions of the queries; None for one query at every position.
-        scale: Factor on the scores.
+    Arguments are those of `attend_disentangled`.
     """
     keys = key.shape[1]
     content = jnp.einsum("bqhd,phd->bhqp", query, distance_key[: 2 * keys])

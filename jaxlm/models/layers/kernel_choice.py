@@ -52,12 +52,11 @@ class Attention:
 
 
 class Choice(NamedTuple):
-    """Kernel of attention for one shape of scores."""
+    """Kernel of an attention."""
 
     implementation: str
     """The `attention` field of the model."""
-    queries: int
-    keys: int
+    what: Attention
     kernel: str
     """"xla" for scores in memory, or the name of a fused kernel."""
     reason: str
@@ -77,10 +76,10 @@ def recorded_choices() -> Iterator[Callable[[], str]]:
     choices: dict[Choice, None] = {}
     token = _choices.set(choices)
     try:
-        yield lambda: "; ".join(
-            f"{each.queries} x {each.keys} by {each.kernel}"
+        yield lambda: "; ".join(dict.fromkeys(
+            f"{each.what.queries} x {each.what.keys} by {each.kernel}"
             + (f" (scores in memory: {each.reason})" if each.reason else "") for each in choices
-        )
+        ))
     finally:
         _choices.reset(token)
     requested = {each.implementation for each in choices} - {"auto", "xla"}
@@ -92,15 +91,7 @@ def recorded_choices() -> Iterator[Callable[[], str]]:
 
 
 def choose_kernel(implementation: str, what: Attention) -> str:
-    """Return the kernel of `attend` on the platform of the traced program.
-
-    Args:
-        implementation: The `attention` field of the model: "auto", "xla", "cudnn" or "pallas".
-        what: The attention.
-
-    Raises:
-        UserError: The platform has no such kernel.
-    """
+    """Return the kernel of `attend` on the platform of the traced program."""
     platform, kernel, reason = target_platform(), "xla", ""
     if implementation not in ("auto", "xla") and platform != {"cudnn": "gpu", "pallas": "tpu"}[implementation]:
         raise UserError(
@@ -127,7 +118,7 @@ def choose_kernel(implementation: str, what: Attention) -> str:
         block = Attention(queries, keys, what.heads, what.head_dim, what.dtype, what.drops, mask=visible)
         return choose_kernel(implementation, block) + " in blocks"
     if (found := _choices.get()) is not None and platform in ("tpu", "gpu"):  # others have no fused kernel
-        found[Choice(implementation, what.queries, what.keys, kernel, reason)] = None
+        found[Choice(implementation, what, kernel, reason)] = None
     return kernel
 
 
@@ -161,9 +152,7 @@ def cudnn_refusal(kind: str, what: Attention) -> str:
 
     jax's checks decide, and the compiler if such a GPU is attached: more reliable than a table of GPUs and versions.
 
-    Args:
-        kind: The traced program's GPU, as jax names it.
-        what: The attention.
+    `kind` is the traced program's GPU, as jax names it.
     """
     def probe(query, source, query_segments, key_segments, mask, bias):
         keys = key_segments if what.packed or what.band is None else None

@@ -38,13 +38,7 @@ def kept_elements(
 ) -> Bool[Array, "queries keys"]:
     """Return the mask of a block of probabilities that dropout keeps: that of `keep_mask`, of all scores.
 
-    Args:
-        seed: Seed of the row and head.
-        queries: First query of the block.
-        keys: First key of the block.
-        shape: Shape of the block.
-        row: Number of keys of a query.
-        rate: Dropout rate.
+    The block begins at `queries` and `keys`, and a query has `row` keys; `seed` is that of the row and head.
     """
     # One addition per element; the rest is of a column and of a row.
     query = jax.lax.broadcasted_iota(jnp.int32, (shape[0], 1), 0) + queries

@@ -38,11 +38,8 @@ def run_lstm(
 ) -> tuple[Float[Array, "batch length hidden"], LstmState]:
     """Run one LSTM over a sequence.
 
-    Args:
-        params: Parameters from `init_lstm`. 1 is added to the bias of the forget gate.
-        x: Inputs.
-        state: State before the first token.
-        clip: Limit of the absolute values of cells (before the output gate) and of projected states; 0 for no limit.
+    1 is added to the bias of the forget gate. `clip` limits the absolute values of cells (before the output gate) and
+    of projected states; 0 for no limit.
 
     Returns:
         The hidden states after each token, and the state after the last token.

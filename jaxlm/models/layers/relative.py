@@ -101,9 +101,7 @@ class RelativeAttention(nn.Module):
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Return keys, values and vectors of distances for all streams.
 
-        Args:
-            source: The memory, then the content stream.
-            distances: Result of `sinusoids`.
+        `source` is the memory, then the content stream; `distances` come from `sinusoids`.
         """
         return tuple(self._heads(x) for x in (self.key(source), self.value(source), self.position(distances)))
 
@@ -117,12 +115,8 @@ class RelativeAttention(nn.Module):
     ) -> Float[Array, "batch queries hidden"]:
         """Return the attention output.
 
-        Args:
-            x: Hidden states of the queries.
-            shared: Result of `shared`.
-            is_backward: 1 in rows whose text is reversed.
-            queries: Positions, segments and limits of the queries.
-            keys: Segments and ranks of the keys.
+        `x` has the hidden states of the queries, `shared` the result of `shared`; `is_backward` is 1 in rows whose text
+        is reversed.
         """
         c = self.config
         query = self._heads(self.query(x))

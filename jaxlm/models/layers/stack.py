@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import flax.linen as nn
@@ -57,36 +57,73 @@ def layer_keys(key: jax.Array | None, num_layers: int) -> jax.Array | None:
 
 
 def run_layers(
-    layer: Layer, params: Any, state: State, per_layer: Any = None, *, num_layers: int, remat: RematPolicy = "none",
-    loop: bool = False,
+    layers: Sequence[Layer], params: Any, state: State, per_layer: Any = None, *, period: int = 1,
+    remat: RematPolicy = "none", loop: bool = False,
 ) -> tuple[State, Any]:
-    """Run `state, output = layer(params[i], state, per_layer[i])` for each layer i.
+    """Run `state, output = layers[i](params[i], state, per_layer[i])` for each layer i.
 
     Args:
-        layer: The function of one layer.
+        layers: The function of each layer. Equal layers have the same function object.
         params: Stacked parameters of all layers.
         state: Any pytree: hidden states, two streams, the two halves of reversible layers.
         per_layer: Stacked inputs that differ from layer to layer, such as dropout keys.
-        num_layers: Number of layers.
+        period: Number of layers after which the kinds of layers recur. A loop runs one period per step; layers outside
+            whole periods, such as a last one of its own, run by themselves.
         remat: What the backward pass recomputes.
-        loop: Compile the layers as a loop, which compiles faster. Unrolled layers save the copies into and out of the
-            loop's stacks.
+        loop: Compile equal layers as a loop, which compiles faster. Unrolled layers save the copies into and out of
+            the loop's stacks.
 
     Returns:
         The last state, and the stacked outputs of all layers.
     """
-    layer = rematerialized(layer, remat, loop)
+    segments = _segments(layers, period)
+    parts = split_layers((params, per_layer), *(len(kinds) * repeats for kinds, repeats in segments))
+    found = []
+    for (kinds, repeats), part in zip(segments, parts, strict=True):
+        state, outputs = _run_segment(kinds, part, state, repeats, remat, loop and repeats > 1)
+        found.append(outputs)
+    return state, jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *found) if found else None
 
-    def step(state: State, xs: Any) -> tuple[State, Any]:
-        return layer(xs[0], state, xs[1])
 
+def _segments(layers: Sequence[Layer], period: int) -> list[tuple[Sequence[Layer], int]]:
+    """Return the runs of equal periods, as the functions of one period and its repeats; other layers by themselves."""
+    segments, start = [], 0
+    while start < len(layers):
+        kinds, repeats = layers[start : start + period], 1
+        while layers[start + repeats * period : start + (repeats + 1) * period] == kinds:
+            repeats += 1
+        if repeats == 1:
+            kinds = kinds[:1]
+        segments.append((kinds, repeats))
+        start += len(kinds) * repeats
+    return segments
+
+
+def _run_segment(
+    kinds: Sequence[Layer], xs: tuple[Any, Any], state: State, repeats: int, remat: RematPolicy, loop: bool
+) -> tuple[State, Any]:
+    """Run the layers of a period `repeats` times; `xs` are their parameters and inputs."""
+    if len(kinds) == 1:
+        step = rematerialized(kinds[0], remat, loop)
+    else:
+        step = rematerialized(functools.partial(_run_each, kinds), remat, loop)
+        xs = jax.tree.map(lambda leaf: leaf.reshape(repeats, len(kinds), *leaf.shape[1:]), xs)
     if loop:
-        return jax.lax.scan(step, state, (params, per_layer), length=num_layers)
+        state, outputs = jax.lax.scan(lambda state, xs: step(xs[0], state, xs[1]), state, xs, length=repeats)
+    else:
+        state, outputs = _run_each([step] * repeats, xs[0], state, xs[1])
+    if len(kinds) > 1:
+        outputs = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), outputs)
+    return state, outputs
+
+
+def _run_each(layers: Sequence[Layer], params: Any, state: State, per_layer: Any) -> tuple[State, Any]:
+    """Run layers one after the other, unrolled."""
     outputs = []
-    for xs in unstack((params, per_layer), num_layers):
-        state, output = step(state, xs)
+    for layer, xs in zip(layers, unstack((params, per_layer), len(layers)), strict=True):
+        state, output = layer(xs[0], state, xs[1])
         outputs.append(output)
-    return state, jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs) if outputs else None
+    return state, jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs)
 
 
 def rematerialized(layer: Layer, remat: RematPolicy, loop: bool = False) -> Layer:
@@ -99,6 +136,8 @@ def rematerialized(layer: Layer, remat: RematPolicy, loop: bool = False) -> Laye
 
 def split_layers(params: Any, *counts: int) -> list[Any]:
     """Split a stack into stacks of the given numbers of layers. The gradient is one concatenation."""
+    if len(counts) == 1:
+        return [params]
     leaves, tree = jax.tree.flatten(params)
     parts = [jax.lax.split(leaf, counts) for leaf in leaves]
     return [tree.unflatten([part[i] for part in parts]) for i in range(len(counts))]
@@ -233,107 +272,42 @@ def run_stack(
     """
     x = constrain(x)
     at_last = positions is not None and config.last_layer_at_positions and not collect
-    kinds = [config.of_layer(i) for i in range(config.num_layers)]
-    blocks = [Block(kind, key is None) for kind in kinds]
     stack = params["layers"]
     if not config.has_first_norm:  # a row for layer 0, which does not read it
         row = jax.tree.map(lambda leaf: jnp.pad(leaf, ((1, 0), (0, 0))), stack["attention_norm"])
         stack = stack | {"attention_norm": row}
+    groups = unstack(stack) if config.groups < config.num_layers else None
+    kinds = [(config.of_layer(i), groups and config.group_of(i)) for i in range(config.num_layers)]
 
     def layer(
-        block: Block, params: Params, x: jax.Array, key: jax.Array | None, positions: jax.Array | None = None
+        block: Block, group: int | None, params: Params, x: jax.Array, key: jax.Array | None,
+        positions: jax.Array | None = None,
     ) -> tuple[jax.Array, Any]:
+        params = params if group is None else groups[group]
         y, scores = call(block, params, x, shared, None, positions, collect, key=key)
         return y, (x, scores) if collect else None
 
-    layers, keys = [functools.partial(layer, block) for block in blocks], layer_keys(key, config.num_layers)
     if caches is not None:
         # Unrolled, with one cache per layer: stacked caches would be copied whole for every new token.
         outputs = []
         for i, cache in enumerate(caches):
             layer_params = jax.tree.map(lambda leaf, i=i: leaf[config.group_of(i)], stack)
-            x, cache = call(blocks[i], layer_params, x, shared, cache)
+            x, cache = call(Block(kinds[i][0], key is None), layer_params, x, shared, cache)
             outputs.append(cache)
     else:
-        run, body = (_run_kinds, layers) if len(set(kinds)) > 1 else (_run_parts, layers[0])
-        x, outputs = run(config, body, stack, x, keys, pad_positions(positions) if at_last else None)
+        functions = {kind: functools.partial(layer, Block(kind[0], key is None), kind[1]) for kind in kinds}
+        layers = [functions[kind] for kind in kinds]
+        if at_last:
+            layers[-1] = functools.partial(layers[-1], positions=pad_positions(positions))
+        x, outputs = run_layers(
+            layers, None if groups else stack, x, layer_keys(key, config.num_layers),
+            period=1 if config.band is None else config.band_period, remat=config.remat, loop=config.loop_layers,
+        )
     if positions is not None:
         x = x[:, : positions.shape[1]] if at_last else at_positions(x, positions)
     if config.final_norm:
         x = call(_final_norm(config), params["final_norm"], x)
     return x, outputs
-
-
-def _run_kinds(
-    config: StackConfig, layers: list[Layer], stack: Params, x: jax.Array, keys: jax.Array | None,
-    last_positions: jax.Array | None,
-) -> tuple[jax.Array, Any]:
-    """Run layers whose kinds recur: each step of the scan runs one period of them.
-
-    A first layer without norm, a last one for `last_positions`, and those beyond whole periods run by themselves.
-    """
-    period, first = config.band_period, 0 if config.has_first_norm else 1
-    count = (config.num_layers - first - (last_positions is not None)) // period
-    end = first + count * period
-    if last_positions is not None:
-        layers = [*layers[:-1], functools.partial(layers[-1], positions=last_positions)]
-    alone = [rematerialized(layer, config.remat) for layer in layers]
-    sizes = (first, end - first, config.num_layers - end)
-    parts = split_layers(stack, *sizes)
-    part_keys = (None, None, None) if keys is None else jnp.split(keys, (first, end))
-
-    def run(
-        layers: list[Layer], params: Params, x: jax.Array, keys: jax.Array | None
-    ) -> tuple[jax.Array, Any]:
-        outputs = []
-        for i, (layer, layer_params) in enumerate(zip(layers, unstack(params, len(layers)), strict=True)):
-            x, output = layer(layer_params, x, None if keys is None else keys[i])
-            outputs.append(output)
-        return x, jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs) if outputs else None
-
-    by_period = functools.partial(jax.tree.map, lambda leaf: leaf.reshape(count, period, *leaf.shape[1:]))
-    x, before = run(alone[:first], parts[0], x, part_keys[0])
-    x, outputs = run_layers(
-        functools.partial(run, layers[first : first + period]), by_period(parts[1]), x, by_period(part_keys[1]),
-        num_layers=count, remat=config.remat, loop=config.loop_layers and count > 0,  # a scan traces even 0 steps
-    )
-    outputs = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), outputs)
-    x, after = run(alone[end:], parts[2], x, part_keys[2])
-    found = [part for part in (before, outputs, after) if part is not None]
-    return x, jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *found) if found else None
-
-
-def _run_parts(
-    config: StackConfig, layer: Callable[..., tuple[jax.Array, Any]], stack: Params, x: jax.Array,
-    keys: jax.Array | None, last_positions: jax.Array | None,
-) -> tuple[jax.Array, Any]:
-    """Run all layers together, or each group that shares parameters; the last layer apart for `last_positions`."""
-    is_shared = config.groups < config.num_layers
-    groups = [config.group_of(i) for i in range(config.num_layers)]
-    parts = [(stack, config.num_layers)]
-    if is_shared:
-        parts = [(group, groups.count(i)) for i, group in enumerate(unstack(stack))]
-    last = None
-    if last_positions is not None:
-        part, count = parts.pop()
-        first, last = (part, part) if is_shared else split_layers(part, count - 1, 1)
-        last = last if is_shared else unstack(last)[0]
-        parts.append((first, count - 1))
-    start, outputs = 0, []
-    for part, count in parts:
-        body = layer
-        if is_shared:
-            body = lambda _, x, key, group=part: layer(group, x, key)  # noqa: E731
-        x, output = run_layers(
-            body, None if is_shared else part, x, None if keys is None else keys[start : start + count],
-            num_layers=count, remat=config.remat, loop=config.loop_layers,
-        )
-        outputs.append(output)
-        start += count
-    if last is not None:
-        last_layer = rematerialized(functools.partial(layer, positions=last_positions), config.remat)
-        x, _ = last_layer(last, x, None if keys is None else keys[-1])
-    return x, jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *outputs)
 
 
 def stack_flops(stack: StackConfig, length: int, memory: int = 0) -> float:

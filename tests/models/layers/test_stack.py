@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -93,7 +94,7 @@ def two_streams():
 
 
 def run_two_streams(params, state, **options):
-    (a, b), outputs = run_layers(reversible, params, state, jnp.arange(4.0), num_layers=4, **options)
+    (a, b), outputs = run_layers([reversible] * 4, params, state, jnp.arange(4.0), **options)
     return jnp.sum(a**3) + jnp.sum(b**2) + outputs[1], (a, b, outputs)
 
 
@@ -119,6 +120,32 @@ def test_the_state_may_be_any_pytree(remat, loop):
     expected = jax.jit(jax.value_and_grad(plain, (0, 1), has_aux=True))(params, state)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), found, expected)
     assert min(np.abs(g).max() for g in jax.tree.leaves(expected[1])) > 0.1
+
+
+def test_a_loop_runs_whole_periods():
+    """A first layer, two periods of two kinds and a last layer, against the written-out sums."""
+    factors = (2.0, 1.0, -0.5, 1.0, -0.5, 3.0)
+    kinds = {factor: lambda matrix, x, shift, factor=factor: (x + factor * jnp.tanh(x @ matrix + shift), jnp.sum(x))
+             for factor in factors}
+    layers, rng = [kinds[factor] for factor in factors], np.random.default_rng(2)
+    params, x, shifts = (jnp.asarray(rng.normal(0, 0.4, shape), jnp.float32) for shape in ((6, 8, 8), (3, 8), (6,)))
+
+    def loss(params, loop):
+        last, outputs = run_layers(layers, params, x, shifts, period=2, remat="full", loop=loop)
+        return jnp.sum(last**3) + outputs @ jnp.arange(6.0)
+
+    def plain(params):
+        y, sums = x, []
+        for factor, matrix, shift in zip(factors, params, shifts, strict=True):
+            sums.append(jnp.sum(y))
+            y = y + factor * jnp.tanh(y @ matrix + shift)
+        return jnp.sum(y**3) + jnp.stack(sums) @ jnp.arange(6.0)
+
+    expected = jax.jit(jax.value_and_grad(plain))(params)
+    for loop in (False, True):
+        function = jax.jit(jax.value_and_grad(functools.partial(loss, loop=loop)))
+        assert has_loop(function, params) == loop
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), function(params), expected)
 
 
 @pytest.mark.slow
