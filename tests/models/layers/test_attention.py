@@ -162,8 +162,8 @@ ERNIE = SIZES | dict(num_layers=3, num_text_layers=1, entity_hidden_size=16, ent
 
 @pytest.mark.parametrize(("objective", "length", "kernels"), [
     (MaskedLM(model=Bert(**SIZES), input_format="document"), 32, 2),
-    (MaskedLM(model=Bert(**SIZES), input_format="document"), 31, 0),
     *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+        (MaskedLM(model=Bert(**SIZES), input_format="document"), 31, 0),
         (MaskedLM(model=Roberta(**SIZES), input_format="full-sentences"), 32, 2),
         (MaskedLM(model=Roberta(**SIZES), input_format="packed"), 32, 2),
         (SpanBoundary(model=Bert(**SIZES)), 32, 2), (ReplacedTokens(model=Electra(**SIZES, **ELECTRA)), 32, 4),

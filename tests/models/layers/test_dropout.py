@@ -43,6 +43,7 @@ def test_the_law_of_masks(rate):
         assert np.abs(correlation).max() < 6.5
 
 
+@pytest.mark.slow  # the_law_of_masks_has_rates
 def test_bits_of_the_hash_are_uniform():
     """χ² of 64 classes of the share that is dropped, over seeds that are consecutive numbers."""
     seeds, classes = jnp.arange(-32, 32, dtype=jnp.int32), 64

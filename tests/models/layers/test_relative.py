@@ -100,10 +100,9 @@ def assert_close(found: dict, expected: dict, tolerance: float) -> None:
         assert np.abs(found[name] - value).max() <= tolerance * size, name
 
 
-@pytest.mark.parametrize(("stream", "memory"), [
-    ("content", 128),
-    *(pytest.param(*case, marks=pytest.mark.slow) for case in (("query", 0), ("content", 0), ("query", 128))),
-])
+@pytest.mark.parametrize(("stream", "memory"), first_fast([
+    ("content", 128), ("query", 0), ("content", 0), ("query", 128)
+]))
 def test_the_kernel_equals_scores_in_memory(stream, memory, monkeypatch):
     arguments = inputs(stream, memory)
     expected = run(CONFIG, arguments)
@@ -151,6 +150,7 @@ def draw(rows: int) -> tuple:
     )
 
 
+@pytest.mark.slow  # test_row_attention.py has it of another kernel
 def test_dropout(monkeypatch):
     """Output and gradients by the formula, with the mask of `keep_mask`."""
     use_kernel(monkeypatch)
