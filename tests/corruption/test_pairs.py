@@ -268,10 +268,13 @@ def test_lengths_spread_as_in_the_reference():
     assert np.mean(ended) > 0.99
 
 
+one_segment = jax.jit(functools.partial(single_segments, cls=CLS, sep=SEP, pad=PAD))
+
+
 def test_single_segments():
     b = batch([5, 0, 3], 5)
     device = TokenBatch(jnp.asarray(b.tokens), jnp.asarray(b.segment_ids))
-    ids, mask, source = single_segments(device, cls=CLS, sep=SEP, pad=PAD)
+    ids, mask, source = one_segment(device)
     assert ids.tolist() == [[1, 1000, 1001, 1002, 1003, 1004, 2], [0] * 7, [1, 3000, 3001, 3002, 2, 0, 0]]
     assert mask.tolist() == [[1] * 7, [0] * 7, [1] * 5 + [0] * 2]
     assert source.tolist() == [[-1, 0, 1, 2, 3, 4, -1], [-1] * 7, [-1, 10, 11, 12, -1, -1, -1]]
@@ -282,8 +285,7 @@ def test_a_row_across_documents_is_one_segment():
     b = batch([5, 3], 5)
     device = TokenBatch(jnp.asarray(b.tokens), jnp.asarray([[1, 1, 2, 3, 3], [1, 2, 2, 0, 0]], jnp.int32))
     for one, many in zip(
-        single_segments(TokenBatch(*map(jnp.asarray, b[:2])), cls=CLS, sep=SEP, pad=PAD),
-        single_segments(device, cls=CLS, sep=SEP, pad=PAD), strict=True,
+        one_segment(TokenBatch(*map(jnp.asarray, b[:2]))), one_segment(device), strict=True,
     ):
         np.testing.assert_array_equal(many, one)
 

@@ -112,15 +112,23 @@ def test_sentences_between_symbols():
         assert example[f"{name}_labels"][0].tolist() == [token for sentence in wrapped for token in sentence[1:]]
 
 
-def run_words(params, direction, ids, memory):
+@functools.partial(jax.jit, static_argnums=1)
+def states(params, direction, ids, memory):
     words = OBJECTIVE.model.word_vectors(params, OBJECTIVE.constants["characters"][ids])
-    return np.asarray(OBJECTIVE.model.run(params[direction], words, memory[direction])[0][-1])
+    return OBJECTIVE.model.run(params[direction], words, memory[direction])[0][-1]
+
+
+def run_words(params, direction, ids, memory):
+    return np.asarray(states(params, direction, ids, memory))
+
+
+word_vectors = jax.jit(OBJECTIVE.model.word_vectors)
 
 
 def test_words_come_from_their_characters():
     """Same word vectors as the convolutions and highways in PyTorch."""
     ids = np.arange(100, 112)
-    found = OBJECTIVE.model.word_vectors(params(), OBJECTIVE.constants["characters"][ids])
+    found = word_vectors(params(), OBJECTIVE.constants["characters"][ids])
     own = jax.tree.map(torch.tensor, jax.device_get(params()))
     characters = torch.tensor(np.asarray(OBJECTIVE.constants["characters"][ids])).long()
     x = own["characters"]["embedding"][characters].transpose(1, 2)
@@ -150,7 +158,7 @@ def test_the_sampled_softmax_is_its_formula():
     tokens = stream(LENGTH, 1)[0]
     example = OBJECTIVE.corrupt(jax.random.key(0), TokenBatch(tokens, np.ones_like(tokens)))
     memory = OBJECTIVE.initial_memory(ROWS)
-    terms, _ = OBJECTIVE.stream_loss(params(), example, memory, jax.random.key(0), True)
+    terms, _ = jax.jit(OBJECTIVE.stream_loss, static_argnums=4)(params(), example, memory, jax.random.key(0), True)
     example = jax.device_get(example)
     shares = np.empty(150)
     order = [V.bos, V.eos, *(i for i in np.argsort(-COUNTS) if i not in (V.bos, V.eos))]
@@ -221,15 +229,15 @@ def test_layers_of_a_text_are_those_of_bilm_tf():
     """
     texts = np.array([[120, 130, 140, 125, 149], [110, V.eos, 111, 0, 0]])
     lengths = [5, 3]
-    spelt = jnp.asarray(spell(V))
-    found = OBJECTIVE.model.layers(params(), spelt[texts], jnp.array(lengths))
+    spelt = spell(V)
+    found = jax.jit(OBJECTIVE.model.layers)(params(), spelt[texts], jnp.array(lengths))
     for row, length in enumerate(lengths):
         ids = [V.bos, *texts[row, :length], V.eos]
-        words = np.asarray(OBJECTIVE.model.word_vectors(params(), spelt[jnp.array(ids)]), float)
+        words = np.asarray(word_vectors(params(), spelt[np.array(ids)]), float)
         inputs = {"forward": [V.bos if i == V.eos else i for i in ids], "backward": ids[::-1]}
         both = []
         for name, order in (("forward", 1), ("backward", -1)):
-            x = np.asarray(OBJECTIVE.model.word_vectors(params(), spelt[jnp.array(inputs[name])]), float)
+            x = np.asarray(word_vectors(params(), spelt[np.array(inputs[name])]), float)
             first = slow_lstm(params()[name]["0"], x)
             second = first + slow_lstm(params()[name]["1"], first)
             both.append([layer[::order][1:-1] for layer in (first, second)])

@@ -305,7 +305,7 @@ def test_rotary_positions_in_the_kernel(head_dim, causal, band, at, with_scores,
         (y, scores), pull = jax.vjp(jax.jit(function), params, x)
         return jax.tree.leaves([y, scores, pull((cotangent, scores))])
 
-    params = MultiHeadAttention(config).init(jax.random.key(0), x)["params"]
+    params = jax.jit(MultiHeadAttention(config).init)(jax.random.key(0), x)["params"]
     for ours, theirs in zip(values(layer, params), values(formula, params), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5 * np.abs(theirs).max())
 
