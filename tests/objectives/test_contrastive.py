@@ -39,11 +39,11 @@ from jaxlm.tasks.text_groups import TextGroups
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import TokenBatch
 from tests.huggingface.conftest import tokenizer, vocab_file  # noqa: F401 - fixtures
-from tests.params import random_params
+from tests.params import first_fast, random_params
 
 ROWS, WIDTH, LENGTH = 7, 12, 24
 VOCABULARY = Vocabulary.stand_in(200)
-BERT = Bert(hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32, max_positions=LENGTH, dropout=0.0,
+BERT = Bert(hidden_size=16, num_layers=1, num_heads=2, intermediate_size=32, max_positions=LENGTH, dropout=0.0,
             attention_dropout=0.0)
 
 
@@ -82,10 +82,11 @@ def ours(objective: Contrastive, vectors: np.ndarray, example: dict) -> tuple[fl
     return float(value), np.asarray(gradient), {name: float(t.total / t.weight) for name, t in terms.items()}
 
 
-@pytest.mark.parametrize(("negatives", "symmetric", "normalize", "widths"), [
+@pytest.mark.parametrize(("negatives", "symmetric", "normalize", "widths"), first_fast([
+    (2, True, True, (3, 8)), (1, False, False, ()),
     (0, False, True, ()), (1, False, True, ()), (2, False, True, ()), (0, True, True, ()), (1, True, True, ()),
-    (1, False, False, ()), (0, False, True, (3, 8)), (2, True, True, (3, 8)), (1, True, False, (3, 8)),
-])
+    (0, False, True, (3, 8)), (1, True, False, (3, 8)),
+], 2))
 def test_info_nce_is_that_of_sentence_transformers(negatives, symmetric, normalize, widths):
     vectors = np.random.default_rng(1).normal(size=(ROWS, 2 + negatives, WIDTH)).astype(np.float32)
     objective = OfVectors(negatives=negatives, symmetric=symmetric, normalize=normalize, widths=widths, temperature=0.2)
