@@ -128,6 +128,7 @@ def test_the_second_part_is_of_another_row():
     assert swaps[4] == {4} and all(row in swaps[row] and len(swaps[row]) > 1 for row in (0, 1, 2, 3, 6, 7))
 
 
+@pytest.mark.slow
 def test_rows_without_a_sentence_end_swap_among_themselves():
     """A part that begins within a sentence would reveal that it does not belong to a first part that ends one."""
     b = batch([29] * 32, 29)
@@ -140,6 +141,7 @@ def test_rows_without_a_sentence_end_swap_among_themselves():
         assert ((other >= 16) == (np.arange(32) >= 16)).all()
 
 
+@pytest.mark.slow
 def test_rows_of_one_size_have_every_partner():
     b, met = batch([20] * 6, 20), {row: set() for row in range(6)}
     for seed in range(160):
@@ -189,6 +191,7 @@ def test_length_and_position_do_not_tell_the_label(num_documents):
         assert scipy.stats.chi2_contingency(table[:, table.sum(0) >= 20]).pvalue > 1e-4
 
 
+@pytest.mark.slow
 def test_sizes_do_not_tell_what_was_swapped():
     """With the same key, hence the same partners, rows have the same shape whether all swap or none."""
     b = batch(np.random.default_rng(0).integers(0, 31, 33).tolist(), 30)
@@ -244,6 +247,7 @@ def bert_lengths(documents: list[list[int]], length: int, draw: random.Random) -
     return found
 
 
+@pytest.mark.slow
 def test_lengths_spread_as_in_the_reference():
     """Segment A in rows of 128: BERT's own algorithm and ours over the same sentences."""
     draw, rng = random.Random(0), np.random.default_rng(0)
@@ -317,6 +321,7 @@ def test_short_rows(rate, least):
         assert chi < scipy.stats.chi2.ppf(0.999, len(counts) - 1)
 
 
+@pytest.mark.slow
 def test_short_rows_of_rows_that_are_short_already():
     b = batch([3, 0, 29], 29)
     for seed in range(40):

@@ -151,6 +151,7 @@ def test_draws_from_nothing_are_no_draws():
     assert not np.any(weights)
 
 
+@pytest.mark.slow
 def test_repeated_positions_are_masked_if_any_of_their_draws_is():
     rows, length, mask = 400, 8, 4
     ids = np.full((rows, length), 9, np.int32)

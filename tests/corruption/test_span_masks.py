@@ -7,6 +7,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jaxlm.corruption.span_masks import choose_spans, mask_spans
 
@@ -70,6 +71,7 @@ def both(trials: int = 4000) -> tuple[np.ndarray, np.ndarray]:
     return ours, theirs
 
 
+@pytest.mark.slow
 def test_tokens_and_runs_have_the_distribution_of_the_loop():
     def figures(taken: np.ndarray) -> np.ndarray:
         """Return per row the masked tokens, the number of spans, and the numbers of spans of 1, 2, … tokens."""

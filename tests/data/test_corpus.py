@@ -155,6 +155,7 @@ def test_the_stamp_detects_an_edit_that_keeps_size_and_modification_time(tmp_pat
     assert open_corpus(str(file)).stamp != before
 
 
+@pytest.mark.slow
 def test_python_docs():
     documents = python_documents()
     assert 1_000_000 < sum(map(len, documents)) < 6_000_000

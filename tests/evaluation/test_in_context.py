@@ -131,6 +131,7 @@ def test_free_answers(gpt2, t5, prompt_file, tmp_path):
     assert run(path, prompt_file(**fields | {"shots": 0}))["metrics"].keys() == {"exact_match"}
 
 
+@pytest.mark.slow
 def test_a_t5_pretrained_on_spans_continues_a_sentinel(t5, prompt_file, monkeypatch):
     _, ours, path = t5
     v = ours.tokenizer.vocabulary

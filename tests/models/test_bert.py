@@ -106,6 +106,7 @@ def test_initial_values_follow_the_paper():
     assert not np.array_equal(first, second)
 
 
+@pytest.mark.slow  # tests/huggingface/test_bert.py compares padded rows
 def test_padding_does_not_change_other_tokens(params):
     ids, types = inputs()
     plain = encode(SMALL, params, ids, types)

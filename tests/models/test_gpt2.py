@@ -48,6 +48,7 @@ def test_parameter_counts(size, parameters, without_embeddings):
     assert (count, count - embeddings) == (parameters, without_embeddings)
 
 
+@pytest.mark.slow  # test_modernbert.py has another
 def test_initialization():
     """0.02, 0.01 for positions (openai/gpt-2, model.py), 0.02 / √(2 layers) into the residual stream (section 2.3)."""
     model = Gpt2(vocab_size=500, hidden_size=128, num_layers=8, num_heads=2, intermediate_size=512)

@@ -111,6 +111,7 @@ def test_bfloat16_stays_near_float32():
     assert np.abs(gradient - exact_gradient).max() < 0.03 * np.abs(exact_gradient).max()
 
 
+@pytest.mark.slow
 def test_no_weight_no_loss_no_gradient():
     hidden, table, _, labels, weights = inputs()
     total, gradient = jax.value_and_grad(

@@ -13,11 +13,6 @@ import numpy as np
 import optax
 import pytest
 import torch
-from sentence_transformers.sentence_transformer.losses import (
-    CoSENTLoss,
-    MatryoshkaLoss,
-    MultipleNegativesRankingLoss,
-)
 
 from jaxlm.analysis import search as searching
 from jaxlm.analysis.step import open_stand_in
@@ -92,6 +87,7 @@ def test_info_nce_is_that_of_sentence_transformers(negatives, symmetric, normali
     objective = OfVectors(negatives=negatives, symmetric=symmetric, normalize=normalize, widths=widths, temperature=0.2)
     value, gradient, _ = ours(objective, vectors, drawn(2 + negatives))
 
+    from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss, MultipleNegativesRankingLoss
     from sentence_transformers.util import cos_sim, dot_score
 
     loss = MultipleNegativesRankingLoss(
@@ -114,6 +110,8 @@ def test_cosent_is_that_of_sentence_transformers(labels, widths):
     vectors = np.random.default_rng(2).normal(size=(ROWS, 2, WIDTH)).astype(np.float32)
     objective = OfVectors(criterion="cosent", widths=widths)
     value, gradient, terms = ours(objective, vectors, drawn(2) | {"score": np.array(labels, np.float32)})
+    from sentence_transformers.sentence_transformer.losses import CoSENTLoss, MatryoshkaLoss
+
     loss = CoSENTLoss(Given())
     if widths:
         loss = MatryoshkaLoss(loss.model, loss, [*widths, WIDTH])

@@ -221,6 +221,7 @@ def test_accumulated_gradients_are_those_of_the_batch():
     assert whole[0]["mlm_head"]["bias"][V.mask] == 0.0  # so that [MASK] stays out of reach
 
 
+@pytest.mark.slow
 def test_the_mask_is_never_predicted():
     """Neither by fresh parameters nor by those of a model that began as a masked language model."""
     objective = bound()

@@ -21,7 +21,7 @@ from jaxlm.objectives.next_sentence import NEXT_SENTENCE
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import TokenBatch
 
-TINY = Bert(hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32, max_positions=64)
+TINY = Bert(hidden_size=16, num_layers=1, num_heads=2, intermediate_size=32, max_positions=64)
 
 
 def bound(length: int = 32, **changes) -> MaskedLM:
