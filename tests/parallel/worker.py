@@ -29,6 +29,7 @@ from jaxlm.training import feed, loop
 from jaxlm.training.program import Program, corruption_key
 from jaxlm.trees import path_string
 from jaxlm.types import TokenBatch
+from tests.training.shared_steps import share_steps
 
 LENGTH, ROWS, STEPS, SEED = 32, 8, 4, 5
 VOCABULARY = 162  # divisible by 2, not by 4 or 8, as 30,522 is
@@ -40,7 +41,7 @@ OBJECTIVE = MaskedLM(
 MESHES = {
     "one": (1, 1, 1), "data": (8, 1, 1), "fsdp": (1, 8, 1), "tensor": (1, 1, 8), "2x4": (2, 4, 1), "mixed": (2, 2, 2),
 }
-CORRUPTED = ("one", "data", "2x4", "mixed")
+CORRUPTED = ("data", "2x4")  # besides one device and the mesh that splits everything
 
 INITIAL: dict[str, object] = {}
 
@@ -77,9 +78,9 @@ def shards(tree) -> dict[str, list[list[int]]]:
     }
 
 
-def on_mesh(name: str, train: bool) -> dict:
-    """Shapes of the parts of the state; on CORRUPTED meshes what comes out of corruption, with `train` the losses of
-    STEPS steps."""
+def on_mesh(name: str, corrupt: bool, train: bool) -> dict:
+    """Shapes of the parts of the state; with `corrupt` what comes out of corruption, with `train` the losses of STEPS
+    steps."""
     mesh = mesh_of(name)
     experiment = Experiment(
         OBJECTIVE, data=TextData(length=LENGTH), optimizer=OptimizerConfig(learning_rate=5e-3, warmup_steps=2),
@@ -93,10 +94,10 @@ def on_mesh(name: str, train: bool) -> dict:
         state = jax.device_put(INITIAL["one"], program.shardings)
     before = shards(state)
     result: dict = {"shards": before}
-    if name in CORRUPTED:
+    if corrupt:
         rows = batch_sharding(mesh)
-        corrupt = jax.jit(OBJECTIVE.corrupt, in_shardings=(None, TokenBatch(rows, rows)))
-        examples = (corrupt(corruption_key(SEED, number), batch_on(mesh, number)) for number in range(STEPS))
+        run = jax.jit(OBJECTIVE.corrupt, in_shardings=(None, TokenBatch(rows, rows)))
+        examples = (run(corruption_key(SEED, number), batch_on(mesh, number)) for number in range(STEPS))
         result["examples"] = [digest(example) for example in examples]
     if train:
         result["losses"] = []
@@ -108,10 +109,11 @@ def on_mesh(name: str, train: bool) -> dict:
 
 
 def resumed(preset: str, folder: Path) -> dict:
-    """A run on (8, 1, 1) alone, and one that stops there after step 5 and goes on on (1, 4, 2)."""
+    """A run on (8, 1, 1) alone, and one that stops there after step 5 and goes on on (2, 2, 2)."""
+    share_steps()
     flags = ["--train.steps", "9", "--train.log-every", "1", "--data.held-out", "0",
              "--objective.model.attention-dropout", "0.1"]
-    meshes = (["--mesh.data", "8"], ["--mesh.data", "1", "--mesh.fsdp", "4", "--mesh.tensor", "2"])
+    meshes = (["--mesh.data", "8"], ["--mesh.data", "2", "--mesh.fsdp", "2", "--mesh.tensor", "2"])
     losses, seen = {}, {}
     real_batch = feed.Batches.batch
 
@@ -147,14 +149,17 @@ def fed(preset: str, name: str) -> dict:
 
 
 def main(preset: str, folder: str, *trained: str) -> None:
-    """Of all meshes the parts, of one device and the `trained` ones the losses too."""
+    """Of all meshes the parts, and a run that moves; of one device and the `trained` meshes the losses instead."""
     with contextlib.redirect_stdout(sys.stderr):
+        corrupted = ("one", "mixed", *(CORRUPTED if trained else ()))
         result = {
             "devices": jax.device_count(),
-            "meshes": {name: on_mesh(name, name in ("one", *trained)) for name in MESHES},
+            "meshes": {
+                name: on_mesh(name, name in corrupted, bool(trained) and name in ("one", *trained)) for name in MESHES
+            },
             "same_start": digest(INITIAL["one"]) == digest(INITIAL["mixed"]),
             "fed": {name: fed(preset, name) for name in ("one", "mixed")},
-            "resumed": resumed(preset, Path(folder)) if "mixed" in trained else None,
+            "resumed": None if trained else resumed(preset, Path(folder)),
         }
     print(json.dumps(result))
 
