@@ -212,10 +212,10 @@ def test_twenty_steps_of_lamb_as_in_pytorch():
 # AlbertForMaskedLM, AlbertForPreTraining and AlbertModel; published as 12M, 18M, 60M, 235M (Lan et al. 2019, table 1).
 @pytest.mark.parametrize(
     ("size", "masked_lm", "pretraining", "bare"),
-    [
+    first_fast([
         ("base", 11_221_680, 11_813_810, 11_683_584), ("large", 16_795_824, 17_847_474, 17_683_968),
         ("xlarge", 54_821_040, 59_021_490, 58_724_864), ("xxlarge", 206_368_944, 223_158_450, 222_595_584),
-    ],
+    ]),
 )
 def test_published_recipes(size, masked_lm, pretraining, bare):
     experiment = load_preset(str(Path(__file__).parents[2] / "configs" / f"albert_{size}.py"))

@@ -203,7 +203,7 @@ def test_a_run_is_trained_exported_and_imported(tokenizer, tmp_path, capsys):
 # Liu et al. 2019, section 5 and table 9; counts of RobertaForMaskedLM.
 @pytest.mark.parametrize(
     ("size", "parameters", "learning_rate", "warmup"),
-    [("base", 124_697_433, 6e-4, 24_000), ("large", 355_412_057, 4e-4, 30_000)],
+    first_fast([("base", 124_697_433, 6e-4, 24_000), ("large", 355_412_057, 4e-4, 30_000)]),
 )
 def test_published_recipes(size, parameters, learning_rate, warmup):
     experiment = load_preset(str(Path(__file__).parents[2] / "configs" / f"roberta_{size}.py"))

@@ -33,12 +33,12 @@ def count(tree) -> int:
 
 @pytest.mark.parametrize(
     ("size", "discriminator", "generator", "joint"),
-    [
+    first_fast([
         ("small", 13_549_057, 4_620_026, 14_196_219),
         ("small++", 13_549_057, 13_546_682, 23_122_875),
         ("base", 109_483_009, 33_740_602, 119_386_427),
         ("large", 335_142_913, 51_295_290, 354_655_291),
-    ],
+    ]),
 )
 def test_published_parameter_counts(size, discriminator, generator, joint):
     model = Electra.published(size)

@@ -58,9 +58,9 @@ NO_LABELS = {
 
 
 @pytest.mark.parametrize(("preset", "family"), [
-    ("classify", "bert"), ("squad", "bert"),
+    ("classify", "bert"),
     *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (
-        ("pair", "bert"), ("choose", "bert"), ("tag", "bert"),
+        ("squad", "bert"), ("pair", "bert"), ("choose", "bert"), ("tag", "bert"),
         ("classify", "t5"), ("squad", "t5"), ("choose", "gpt1"), ("tag", "gpt2"), ("pair", "t5"), ("tag", "t5"),
         ("choose", "t5"), ("squad", "xlnet"))),
 ])
