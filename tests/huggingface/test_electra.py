@@ -25,7 +25,7 @@ from tests.huggingface.support import VOCAB, batch, read_json, real, save_torch,
 from tests.params import first_fast
 
 TOLERANCE = 1e-4
-SHAPES = [(7, False), (7, True), (33, True)]
+SHAPES = [(33, False), (33, True)]  # each length compiles anew
 # Widths with and without projections, in either network; epsilons, activations, heads and segment types that differ.
 CONFIGS = {
     "both project": dict(

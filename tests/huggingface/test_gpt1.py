@@ -31,7 +31,7 @@ SIZES = {
     "a": dict(n_embd=32, n_layer=2, n_head=4, n_positions=40),
     "b": dict(n_embd=24, n_layer=3, n_head=3, n_positions=64, layer_norm_epsilon=1e-3, afn="relu"),
 }
-BATCHES = [(7, False), (7, True), (33, True)]
+BATCHES = [(33, False), (33, True)]  # each length compiles anew
 
 
 @pytest.fixture(scope="module")

@@ -80,7 +80,7 @@ def our_objective(name: str, tokenizer: Tokenizer) -> CausalLM:
     return CausalLM(model=model).bind_unchecked(tokenizer.vocabulary)
 
 
-BATCHES = [(7, False), (7, True), (33, True)]
+BATCHES = [(33, False), (33, True)]  # each length compiles anew
 
 
 @pytest.mark.parametrize("name", first_fast(SIZES))

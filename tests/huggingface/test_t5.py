@@ -105,7 +105,7 @@ def difference(own: T5, params, model, length: int, targets: int, padded: bool) 
     return float(np.abs(ours(params, *map(jnp.asarray, (ids, mask, decoder_ids))) - theirs).max())
 
 
-LENGTHS = [(1, 1, False), (33, 7, True), (150, 40, True)]
+LENGTHS = [(150, 40, False), (150, 40, True)]  # each length compiles anew
 
 
 @pytest.mark.parametrize("variant", first_fast(VARIANTS))
