@@ -182,6 +182,7 @@ def test_the_peers_optimizer_is_ours(name):
         np.testing.assert_allclose(tensor.detach().numpy(), params["wi"][leaf], atol=2e-6)
 
 
+@pytest.mark.slow
 @needs_torch
 def test_the_note_names_both_optimizers_and_the_pieces_of_the_batch(monkeypatch):
     import torch

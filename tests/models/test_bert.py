@@ -119,6 +119,7 @@ def test_padding_does_not_change_other_tokens(params):
     assert np.abs(np.asarray(unmasked[:, :9] - plain)).max() > 1e-3
 
 
+@pytest.mark.slow  # tests/huggingface/test_bert.py compares them
 def test_outputs_depend_on_every_input(params):
     ids, types = inputs()
     plain = np.asarray(encode(SMALL, params, ids, types))
