@@ -118,6 +118,7 @@ def test_the_law_of_n():
     np.testing.assert_allclose(shares, [2 / 11, 3 / 11 + 6 / 11 * 5 / 11, (6 / 11) ** 2], atol=0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", first_fast([200, 0, 1]))
 def test_counts_that_cannot_be_met(count):
     """A count of none, of one, or above the number of candidates: never more than asked for, and no endless loop."""

@@ -62,6 +62,7 @@ def test_spans_have_the_law_of_the_official_sampling(every):
             assert abs(mine.get(key, 0) - official.get(key, 0)) < tolerance, key
 
 
+@pytest.mark.slow
 def test_a_row_of_any_length_has_its_count():
     for length, count in ((1, 1), (9, 9)):
         chosen = choose_spans(jax.random.key(1), jnp.ones((4, length), bool), count)

@@ -37,6 +37,7 @@ def slow_spans(rng: np.random.Generator) -> set[int]:
     return taken
 
 
+@pytest.mark.slow  # the loop has it
 def test_the_law_of_lengths():
     """Shares of 1 to 10 words, mean 3.797 (SpanBERT, section 3.1: about 3.8).
 
@@ -71,7 +72,6 @@ def both(trials: int = 4000) -> tuple[np.ndarray, np.ndarray]:
     return ours, theirs
 
 
-@pytest.mark.slow
 def test_tokens_and_runs_have_the_distribution_of_the_loop():
     def figures(taken: np.ndarray) -> np.ndarray:
         """Return per row the masked tokens, the number of spans, and the numbers of spans of 1, 2, … tokens."""

@@ -205,6 +205,7 @@ def _windowed(model, ids: list[int], length: int) -> float:
     return total
 
 
+@pytest.mark.slow
 def test_masked_models(bert, prompt_file):
     _, _, path = bert
     result = run(path, prompt_file(kind="pseudo-likelihood"))

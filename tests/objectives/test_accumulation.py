@@ -155,6 +155,7 @@ def norm(tree) -> float:
     return float(np.sqrt(sum(np.sum(np.square(leaf, dtype=np.float64)) for leaf in jax.tree.leaves(tree))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [
     pytest.param(name, marks=() if name in DISTINCT else pytest.mark.slow) for name in OBJECTIVES
 ])
@@ -199,6 +200,7 @@ def test_microbatches_leave_the_coefficients_as_they_are():
     assert parts["mlm_loss"].coefficient == terms["mlm_loss"].coefficient
 
 
+@pytest.mark.slow  # the evaluation step, below, does it
 @pytest.mark.parametrize("name", [
     pytest.param(name, marks=() if name in DISTINCT else pytest.mark.slow) for name in OBJECTIVES
 ])

@@ -91,6 +91,7 @@ def test_every_token_is_asked_for_once_in_whole_rows():
     assert objective().row_format(32) == RowFormat("packed-eos", 33)
 
 
+@pytest.mark.slow  # the slow way has them
 def test_packed_documents_have_the_losses_they_have_alone():
     o = objective()
     params = random_params(o)
@@ -160,6 +161,7 @@ def test_accuracy_counts_the_likeliest_tokens():
     assert float(weight) == float(example["weights"].sum())
 
 
+@pytest.mark.slow
 def test_rows_of_padding_carry_no_loss():
     o = objective()
     params, batch = random_params(o), random_batch()

@@ -98,6 +98,7 @@ def test_a_label_far_below_the_others(shards, monkeypatch):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_bfloat16_stays_near_float32():
     hidden, table, _, labels, weights = inputs()
 

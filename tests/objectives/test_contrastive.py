@@ -438,6 +438,7 @@ def test_simcse_reads_a_text_twice():
     assert float(terms["contrastive_loss"].weight) == 3
 
 
+@pytest.mark.slow
 def test_a_sentence_finds_the_passage_around_it():
     """Sentences end with even tokens; a query is cut to its length, and a row without two words is padding."""
     vocabulary = dataclasses.replace(VOCABULARY, sentence_end=np.arange(VOCABULARY.size) % 2 == 0)

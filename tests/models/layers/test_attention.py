@@ -310,6 +310,7 @@ def test_rotary_positions_in_the_kernel(head_dim, causal, band, at, with_scores,
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5 * np.abs(theirs).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "band", "has_bias"), first_fast([("packed", 150, False), ("padded", None, True)]))
 def test_narrow_heads_of_long_rows_take_turns(kind, band, has_bias, monkeypatch):
     """16 heads of 8 in one block of columns, at 256 positions one a step of the grid."""
