@@ -102,6 +102,7 @@ def test_beams_are_theirs(sides, beams, penalty):
     assert penalty > 0 or any(len(row) < NEW for row in wanted)  # favours short texts
 
 
+@pytest.mark.slow  # test_gpt2.py has greedy continuations
 def test_beams_and_greedy_differ(sides):
     family, model, ours = sides
     prompts = prompts_of(ours)

@@ -85,6 +85,7 @@ def test_the_folder_gives_our_vectors(model, fields, architecture, bpe, tmp_path
     )
 
 
+@pytest.mark.slow
 def test_training_reads_texts_as_embed_does(bpe):  # noqa: F811
     """Rows of training, with prompts and cut, give the vectors of `embed`."""
     from jaxlm.data.labelled import Record
