@@ -102,6 +102,7 @@ def test_loss_and_gradients(tmp_path, tokenizer):
         np.testing.assert_allclose(ours, other.grad.numpy(), rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow  # test_gpt2.py has them
 def test_greedy_continuations_are_theirs(tmp_path, tokenizer):
     """Prompts of one length: their class has no positions for padding on the left."""
     model, folder = save("a", tokenizer, tmp_path / "hf")
