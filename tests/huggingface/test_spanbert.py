@@ -68,6 +68,7 @@ def test_export_is_a_bert_without_the_private_head(objective, exported, tokenize
     np.testing.assert_allclose([p for _, p in answers], [entry["score"] for entry in library], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_spanbert_is_initialized_from_a_bert(objective, exported):
     """An import is a BERT; --init-from loads its weights into a SpanBERT, whose own head is fresh."""
     params, out = exported

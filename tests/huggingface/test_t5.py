@@ -237,6 +237,7 @@ def change_config(folder: Path, **changes) -> None:
     (folder / "config.json").write_text(json.dumps(config | changes))
 
 
+@pytest.mark.slow
 def test_spare_rows_are_never_generated(spm, tmp_path):
     """Published embeddings are padded; here the unused rows would always have the largest logits."""
     model = torch_t5("1.1", vocab_size=ROWS + 64)

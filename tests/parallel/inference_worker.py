@@ -70,23 +70,21 @@ def fine_tuned(folder: Path, run: Path) -> dict:
     return {"scores": [[*row["scores"].values()] for row in rows], "trained": trained, "evaluated": most_held(size)}
 
 
-def answers(folder: Path, all_kinds: bool) -> dict:
-    """What a masked model and a decoder answer: vectors, scores and greedy texts, or everything."""
+def answers(folder: Path) -> dict:
+    """What a masked model and a decoder answer."""
     bert, gpt2 = (jaxlm.load(str(folder / name), mesh=MESH) for name in ("bert", "gpt2"))
     found = {
         "shards": [[list(leaf.shape), list(leaf.addressable_shards[0].data.shape)]
                    for leaf in jax.tree.leaves(bert.params)],
         "vectors": bert.encode(sentences(11)).tolist(),
+        "masks": [[p for _, p in each] for masks in bert.fill(["the [MASK] eats"] * 3, 4) for each in masks],
+        "pseudo": [each.total for each in bert.score(PROMPTS)],
         "texts": [each.total for each in gpt2.score(PROMPTS)],
+        "pairs": [each.log_probs.tolist() for each in gpt2.score([(text, " the cat") for text in PROMPTS])],
     }
-    settings = {"greedy": {"stop": ["zz"]}}
-    if all_kinds:
-        found |= {
-            "masks": [[p for _, p in each] for masks in bert.fill(["the [MASK] eats"] * 3, 4) for each in masks],
-            "pseudo": [each.total for each in bert.score(PROMPTS)],
-            "pairs": [each.log_probs.tolist() for each in gpt2.score([(text, " the cat") for text in PROMPTS])],
-        }
-        settings |= {"sampled": {"temperature": 0.9, "seed": 3, "stop_ids": ()}, "beams": {"beams": 3}}
+    settings = {
+        "greedy": {"stop": ["zz"]}, "sampled": {"temperature": 0.9, "seed": 3, "stop_ids": ()}, "beams": {"beams": 3},
+    }
     for name, each in settings.items():
         found[name] = [answer.ids for answer in gpt2.generate(PROMPTS, max_new_tokens=9, **each)]
     return found | {"answered": most_held(size_of(bert) + size_of(gpt2))}
@@ -95,6 +93,6 @@ def answers(folder: Path, all_kinds: bool) -> dict:
 if __name__ == "__main__":
     start_jax()
     watch_memory()
-    here, there = map(Path, sys.argv[1:3])
-    result = fine_tuned(here, there) | answers(here, sys.argv[3] == "all") | {"devices": jax.device_count()}
+    here, there = map(Path, sys.argv[1:])
+    result = fine_tuned(here, there) | answers(here) | {"devices": jax.device_count()}
     print("RESULT" + json.dumps(result, default=np.ndarray.tolist))
