@@ -38,23 +38,17 @@ def trained(tmp_path_factory):
     return worker(tmp_path_factory.mktemp("trained"), "data", "fsdp", "tensor", "mixed")
 
 
-def same_masks(found: dict, *meshes: str) -> None:
-    examples = found["one"]["examples"]
+@pytest.mark.slow  # other masks would give the run that moves, below, other losses
+@pytest.mark.parametrize("mesh", ["data", "2x4", "mixed"])
+def test_the_same_masks_bit_for_bit(trained, mesh):
+    examples = trained["meshes"]["one"]["examples"]
     assert len(set(examples)) == len(examples), "each step has its own"
-    assert all(found[mesh]["examples"] == examples for mesh in meshes)
-
-
-def test_the_same_masks_bit_for_bit(eight):
-    same_masks(eight["meshes"], "mixed")
+    assert trained["meshes"][mesh]["examples"] == examples
 
 
 @pytest.mark.slow
-def test_the_same_masks_on_other_meshes(trained):
-    same_masks(trained["meshes"], "data", "2x4")
-
-
-def test_the_same_start(eight):
-    assert eight["same_start"]
+def test_the_same_start(trained):
+    assert trained["same_start"]
 
 
 def test_the_same_batches_also_where_short_rows_come_first(eight):

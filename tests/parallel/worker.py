@@ -14,8 +14,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
-from jaxlm.data.text import TextData
+from jaxlm.config.experiment import OptimizerConfig, TrainConfig
 from jaxlm.errors import Stopped
 from jaxlm.models.bert import Bert
 from jaxlm.objectives.masked_lm import MaskedLM
@@ -41,7 +40,7 @@ OBJECTIVE = MaskedLM(
 MESHES = {
     "one": (1, 1, 1), "data": (8, 1, 1), "fsdp": (1, 8, 1), "tensor": (1, 1, 8), "2x4": (2, 4, 1), "mixed": (2, 2, 2),
 }
-CORRUPTED = ("data", "2x4")  # besides one device and the mesh that splits everything
+CORRUPTED = ("one", "data", "2x4", "mixed")
 
 INITIAL: dict[str, object] = {}
 
@@ -78,23 +77,29 @@ def shards(tree) -> dict[str, list[list[int]]]:
     }
 
 
-def on_mesh(name: str, corrupt: bool, train: bool) -> dict:
-    """Shapes of the parts of the state; with `corrupt` what comes out of corruption, with `train` the losses of STEPS
-    steps."""
-    mesh = mesh_of(name)
-    experiment = Experiment(
-        OBJECTIVE, data=TextData(length=LENGTH), optimizer=OptimizerConfig(learning_rate=5e-3, warmup_steps=2),
-        train=TrainConfig(steps=STEPS, batch_size=ROWS, seed=SEED),
-    )
-    program = Program(OBJECTIVE, experiment.train, experiment.optimizer, mesh)
+def parts_on(name: str) -> dict:
+    """Shapes of the parts of the state."""
+    program = program_on(name)
+    zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), program.shapes)
+    return {"shards": shards(jax.device_put(zeros, program.shardings))}
+
+
+def program_on(name: str) -> Program:
+    train = TrainConfig(steps=STEPS, batch_size=ROWS, seed=SEED)
+    return Program(OBJECTIVE, train, OptimizerConfig(learning_rate=5e-3, warmup_steps=2), mesh_of(name))
+
+
+def trained_on(name: str, train: bool) -> dict:
+    """On CORRUPTED meshes what comes out of corruption, with `train` the losses of STEPS steps."""
+    mesh, program = mesh_of(name), program_on(name)
     if name in ("one", "mixed"):
         state = program.init_state(program.init_params(0))
         INITIAL[name] = jax.device_get(state)
     else:  # saves a compilation
         state = jax.device_put(INITIAL["one"], program.shardings)
     before = shards(state)
-    result: dict = {"shards": before}
-    if corrupt:
+    result: dict = {}
+    if name in CORRUPTED:
         rows = batch_sharding(mesh)
         run = jax.jit(OBJECTIVE.corrupt, in_shardings=(None, TokenBatch(rows, rows)))
         examples = (run(corruption_key(SEED, number), batch_on(mesh, number)) for number in range(STEPS))
@@ -149,18 +154,16 @@ def fed(preset: str, name: str) -> dict:
 
 
 def main(preset: str, folder: str, *trained: str) -> None:
-    """Of all meshes the parts, and a run that moves; of one device and the `trained` meshes the losses instead."""
+    """Of all meshes the parts, and a run that moves; with `trained` meshes masks and losses instead."""
     with contextlib.redirect_stdout(sys.stderr):
-        corrupted = ("one", "mixed", *(CORRUPTED if trained else ()))
-        result = {
-            "devices": jax.device_count(),
-            "meshes": {
-                name: on_mesh(name, name in corrupted, bool(trained) and name in ("one", *trained)) for name in MESHES
-            },
-            "same_start": digest(INITIAL["one"]) == digest(INITIAL["mixed"]),
-            "fed": {name: fed(preset, name) for name in ("one", "mixed")},
-            "resumed": None if trained else resumed(preset, Path(folder)),
-        }
+        result = {"devices": jax.device_count()}
+        if trained:
+            result["meshes"] = {name: trained_on(name, name in ("one", *trained)) for name in MESHES}
+            result["same_start"] = digest(INITIAL["one"]) == digest(INITIAL["mixed"])
+        else:
+            result["meshes"] = {name: parts_on(name) for name in MESHES}
+            result["fed"] = {name: fed(preset, name) for name in ("one", "mixed")}
+            result["resumed"] = resumed(preset, Path(folder))
     print(json.dumps(result))
 
 
