@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Hashable
 from typing import Any
@@ -36,6 +37,7 @@ def share_steps() -> None:
     initialize, init_params = Program.__init__, Program.init_params
     make_train_step, make_eval_step = module.make_train_step, module.make_eval_step
 
+    @functools.wraps(initialize)
     def initialized(self, objective, train, optimizer, mesh, phases=(), schedule_span=None, run=None):
         # Without warm-up in shares, the steps of a constant schedule do not depend on their number.
         steps = None if optimizer.schedule == "constant" and optimizer.warmup_steps is not None else train.steps
@@ -60,6 +62,7 @@ def share_steps() -> None:
             program.objective.init, out_shardings=program.shardings.params, compiler_options=program.compiler_options
         )
 
+    @functools.wraps(init_params)
     def initial(self, seed):
         if self.key is None:
             return init_params(self, seed)
