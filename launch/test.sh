@@ -16,6 +16,7 @@ find_python
 make_environment ".venv-test-$version" test,tpu torch==2.13.0
 
 export JAX_PLATFORMS=cpu TPU_SKIP_MDS_QUERY=1
+unset PYTHONDONTWRITEBYTECODE  # images set it; each process that a test starts would compile jaxlm anew
 "$BIN/ruff" check .
 # Neighbours share what they have compiled, so they stay with one worker until the other has nothing left.
 exec "$PYTHON" -m pytest -n "${JAXLM_TEST_WORKERS:-2}" --dist worksteal -m "not slow and not fuzz and not chaos" "$@"

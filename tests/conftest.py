@@ -51,6 +51,18 @@ if importlib.util.find_spec("beartype"):
     jaxtyping.install_import_hook(floors, "tests.typecheck.typechecked")
 
 
+def pytest_collection_finish():
+    """What is imported by now stays, and needs no search for cycles."""
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _shared_steps():
+    from tests.training.shared_steps import share_steps
+
+    share_steps()
+
+
 @pytest.fixture
 def curves() -> None:
     """Asked for by the tests whose runs are to draw curves.png."""

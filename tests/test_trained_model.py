@@ -38,13 +38,14 @@ def test_a_masked_model(bpe, tmp_path):  # noqa: F811
     np.testing.assert_array_equal(model.encode(TEXTS, "cls"), embed(model, TEXTS, "cls"))
     np.testing.assert_array_equal(model.encode(TEXTS), embed(model, TEXTS, "mean"))
     assert model.fill(["the [MASK]"], 2) == fill_mask(model, ["the [MASK]"], 2)
+    token_logits = jax.jit(model.objective.model.token_logits)
     for text, found in zip(TEXTS, model.score(TEXTS), strict=True):
         v, ids = bpe.vocabulary, bpe.encode(text)
         rows = np.tile(np.array([v.cls, *ids, v.sep], np.int32), (len(ids), 1))
         places = np.arange(len(ids))
         at = jnp.asarray(places[:, None] + 1, jnp.int32)
         rows[places, places + 1] = v.mask
-        logits = model.objective.model.token_logits(model.params, Inputs(jnp.asarray(rows)), at)[:, 0]
+        logits = token_logits(model.params, Inputs(jnp.asarray(rows)), at)[:, 0]
         wanted = jax.nn.log_softmax(logits[:, : v.size])[places, np.array(ids)]
         np.testing.assert_allclose(found.log_probs, wanted, atol=1e-4)
         assert found.total == pytest.approx(float(jnp.sum(wanted)), abs=1e-3)
@@ -61,9 +62,9 @@ def test_a_masked_model(bpe, tmp_path):  # noqa: F811
 def test_a_decoder(bpe, tmp_path):  # noqa: F811
     model = loaded(CausalLM, Gpt2, bpe, tmp_path)
     (answer,) = model.generate(["the tree"], max_new_tokens=3)
-    ids = bpe.encode("the tree")
+    ids, hidden_states = bpe.encode("the tree"), jax.jit(model.objective.model.hidden_states)
     for token in answer.ids:  # greedy
-        hidden = model.objective.model.hidden_states(model.params, Inputs(jnp.array([ids])))
+        hidden = hidden_states(model.params, Inputs(jnp.array([ids])))
         logits = model.objective.model.predict_tokens(model.params, hidden[0, -1])
         assert token == int(jnp.argmax(logits[: bpe.vocabulary.size]))
         ids.append(token)
@@ -83,13 +84,13 @@ def test_a_folder_sets_the_defaults_of_vectors(bpe, tmp_path):  # noqa: F811
 
 def test_inputs_without_a_mask_get_that_of_the_padding(bpe):  # noqa: F811
     model = MODELS[Bert].for_vocabulary(bpe.vocabulary)
-    params, v = model.init(jax.random.key(0)), bpe.vocabulary
+    params, v, summary = random_params(model), bpe.vocabulary, jax.jit(model.summary)
     ids = jnp.array([[v.cls, *bpe.encode("the tree"), v.sep]])
     padded = jnp.pad(ids, ((0, 0), (0, 5)), constant_values=v.pad)
     completed = model.complete_inputs(Inputs(padded), v)
     np.testing.assert_array_equal(completed.mask, padded != v.pad)
-    np.testing.assert_allclose(model.summary(params, completed), model.summary(params, Inputs(ids)), atol=1e-5)
-    assert np.abs(model.summary(params, Inputs(padded)) - model.summary(params, completed)).max() > 1e-3
+    np.testing.assert_allclose(summary(params, completed), summary(params, Inputs(ids)), atol=1e-5)
+    assert np.abs(summary(params, Inputs(padded)) - summary(params, completed)).max() > 1e-3
     packed = Inputs(padded, documents=(padded != v.pad).astype(jnp.int32))
     assert model.complete_inputs(packed, v).mask is None
     given = Inputs(padded, mask=jnp.ones_like(padded))

@@ -17,7 +17,12 @@ from jaxlm.trees import VOCABULARY_AXES, extend_vocabulary, get, merge_params, p
 PRESETS = sorted((Path(__file__).parents[1] / "configs").glob("*_tiny.py"))
 
 
-@pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
+FAST = ("bert_tiny", "elmo_tiny", "t5_tiny")
+
+
+@pytest.mark.parametrize("preset", [
+    pytest.param(path, marks=() if path.stem in FAST else pytest.mark.slow, id=path.stem) for path in PRESETS
+])
 def test_every_vocabulary_axis_grows(preset):
     """They are the axes whose lengths change with the vocabulary."""
     objective = load_preset(str(preset)).objective

@@ -14,6 +14,7 @@ from jaxlm.analysis import check, kernel_checks
 from jaxlm.analysis.kernel_checks import KERNELS, check_dropout, check_kernel
 from jaxlm.cli import main
 from jaxlm.models.layers import attention, chunked_kernel, disentangled_kernel, relative_kernel, row_attention
+from tests.params import first_fast
 
 CPU = jax.devices("cpu")[0]
 
@@ -111,7 +112,7 @@ MUTANTS = {
 }
 
 
-@pytest.mark.parametrize("figure", ["", *MUTANTS])
+@pytest.mark.parametrize("figure", first_fast(["", *MUTANTS], 2))
 def test_a_mutant_of_dropout_is_found(figure, monkeypatch):
     """Another rate, neighbours that share a bit, masks that all keys share, another mask in the backward pass."""
     monkeypatch.setattr(kernel_checks, "dropout", MUTANTS.get(figure, dropout))

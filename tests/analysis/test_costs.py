@@ -9,6 +9,7 @@ import pytest
 from jaxlm.analysis import compilation
 from jaxlm.analysis.costs import hbm_bytes, placed_bytes, product_flops
 from jaxlm.analysis.hlo import parse
+from tests.params import first_fast
 
 needs_compiler = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
 
@@ -159,14 +160,14 @@ window={size=16x12 stride=15x11 lhs_dilate=16x12}, dim_labels=01bf_01oi->01bf
 
 
 @needs_compiler
-@pytest.mark.parametrize(("function", "shapes"), [
+@pytest.mark.parametrize(("function", "shapes"), first_fast([
     (lambda a, b: a @ b, [(512, 256), (256, 384)]),
     (lambda a, b: jnp.einsum("bqhd,bkhd->bhqk", a, b), [(16, 256, 12, 64), (16, 384, 12, 64)]),
     (lambda a, b: jax.lax.conv(a, b, (2, 2), "SAME"), [(8, 16, 63, 64), (32, 16, 3, 5)]),
     (lambda a, b: jax.lax.conv_general_dilated(
         a, b, (1,), "SAME", feature_group_count=64, dimension_numbers=("NWC", "WIO", "NWC")
     ), [(8, 128, 64), (7, 1, 64)]),
-])
+], 2))
 def test_flops_are_the_compilers(function, shapes, monkeypatch):
     """Of programs without loops, kernels and elementwise operations."""
     for name, value in compilation.ENVIRONMENT.items():

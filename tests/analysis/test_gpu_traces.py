@@ -30,7 +30,7 @@ def gpu(monkeypatch):
 
 
 @pytest.mark.parametrize("name", [
-    pytest.param(name, marks=() if name in ("bert_tiny", "gpt2_tiny", "t5_tiny") else pytest.mark.slow)
+    pytest.param(name, marks=() if name == "gpt2_tiny" else pytest.mark.slow)
     for name in PRESETS
 ])
 def test_every_tiny_preset(name):

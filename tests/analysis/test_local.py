@@ -12,9 +12,8 @@ def test_the_step_here_is_compiled_predicted_and_measured(capsys, tmp_path, monk
     monkeypatch.setattr("jaxlm.analysis.local.measured_bandwidth", lambda device: 5e9)
     monkeypatch.setattr("jaxlm.analysis.bench.measured_flops", lambda device, dtype: 3e10)
     preset = tmp_path / "small.py"
-    preset.write_text("from tests.analysis.test_plan import EXPERIMENT as experiment\n")
-    flags = ["--train.batch-size", "8", "--objective.model.hidden-size", "64", "--objective.model.dtype", "float32"]
-    assert main(["plan", str(preset), "--json", *flags]) == 0
+    preset.write_text("from tests.analysis.test_bench import experiment\n")  # whose programs are compiled there
+    assert main(["plan", str(preset), "--json"]) == 0
     p = json.loads(capsys.readouterr().out)
     assert p["fits"] and p["topology"] is None
     flops, accessed = p["executed_flops_per_chip"] * p["devices"], p["bytes_accessed_per_chip"] * p["devices"]
@@ -27,7 +26,7 @@ def test_the_step_here_is_compiled_predicted_and_measured(capsys, tmp_path, monk
 
     monkeypatch.setattr("jaxlm.analysis.local._memory", lambda device: 1000)
     monkeypatch.setattr("jaxlm.analysis.local.bench_pretraining", None)  # nothing runs that does not fit
-    assert main(["plan", str(preset), *flags]) == 0
+    assert main(["plan", str(preset)]) == 0
     out = capsys.readouterr().out
     assert "It does not fit: " in out and "Measured" not in out
 

@@ -224,6 +224,7 @@ def test_variants_of_a_reversible_model_end_with_microbatches(rows, expected):
     assert [flags.get("train.accumulate") for _, flags in found] == expected
 
 
+@pytest.mark.slow  # test_report* have its sentences
 @needs_compiler
 def test_what_does_not_fit_says_by_how_much(capsys, tmp_path, monkeypatch):
     preset = tmp_path / "big.py"
@@ -454,6 +455,7 @@ def test_the_compilers_messages_are_understood(message, used):
     assert compilation._used_bytes(message) == used
 
 
+@pytest.mark.slow
 def test_presets_for_the_published_sizes_have_their_parameter_counts():
     from jaxlm.config.presets import load_preset
 

@@ -12,6 +12,7 @@ import pytest
 from jaxlm.corruption.masking import choose_positions, mask_tokens
 from jaxlm.corruption.pairs import ordered_pairs
 from jaxlm.types import TokenBatch
+from tests.params import first_fast
 
 LONGEST = 3
 WORDS = [1, 1, 2, 1, 3, 1, 1, 1, 2, 1, 1, 4, 1, 2, 1, 1, 1, 1, 2, 1, 3, 1, 1, 2, 1, 1, 1, 2, 1, 1]  # tokens of each
@@ -117,7 +118,8 @@ def test_the_law_of_n():
     np.testing.assert_allclose(shares, [2 / 11, 3 / 11 + 6 / 11 * 5 / 11, (6 / 11) ** 2], atol=0.03)
 
 
-@pytest.mark.parametrize("count", [0, 1, 200])
+@pytest.mark.slow
+@pytest.mark.parametrize("count", first_fast([200, 0, 1]))
 def test_counts_that_cannot_be_met(count):
     """A count of none, of one, or above the number of candidates: never more than asked for, and no endless loop."""
     real, starts = candidates()

@@ -15,6 +15,7 @@ import scipy.stats
 
 from jaxlm.corruption.pairs import at_source, inverse_cloze, sentence_pairs, shorten, single_segments
 from jaxlm.types import TokenBatch
+from tests.params import first_fast
 
 PAD, CLS, SEP = 0, 1, 2
 V = 70_000
@@ -70,7 +71,7 @@ def test_rows_are_cut_where_a_sentence_ends():
     assert (abs(share - 1 / 3) < 4 * np.sqrt(2 / 9 / 300)).all()
 
 
-@pytest.mark.parametrize("single", [0.0, 0.5])
+@pytest.mark.parametrize("single", first_fast([0.5, 0.0]))
 def test_what_belongs_to_a_token_goes_where_the_token_goes(single):
     sizes = [*range(40), 39, 0]
     b = batch(sizes, 40)
@@ -127,6 +128,7 @@ def test_the_second_part_is_of_another_row():
     assert swaps[4] == {4} and all(row in swaps[row] and len(swaps[row]) > 1 for row in (0, 1, 2, 3, 6, 7))
 
 
+@pytest.mark.slow
 def test_rows_without_a_sentence_end_swap_among_themselves():
     """A part that begins within a sentence would reveal that it does not belong to a first part that ends one."""
     b = batch([29] * 32, 29)
@@ -139,6 +141,7 @@ def test_rows_without_a_sentence_end_swap_among_themselves():
         assert ((other >= 16) == (np.arange(32) >= 16)).all()
 
 
+@pytest.mark.slow
 def test_rows_of_one_size_have_every_partner():
     b, met = batch([20] * 6, 20), {row: set() for row in range(6)}
     for seed in range(160):
@@ -163,7 +166,7 @@ def test_the_second_part_is_never_of_the_same_document():
     assert not alone.label.any() and not alone.has_pair.any()  # the label would be constant
 
 
-@pytest.mark.parametrize("num_documents", [2, 4, 16, 64])
+@pytest.mark.parametrize("num_documents", first_fast([4, 2, 16, 64]))
 def test_length_and_position_do_not_tell_the_label(num_documents):
     """Partners are mutual; so the label depends neither on the row's size, place and cut nor on where B breaks off."""
     rng = np.random.default_rng(0)
@@ -188,6 +191,7 @@ def test_length_and_position_do_not_tell_the_label(num_documents):
         assert scipy.stats.chi2_contingency(table[:, table.sum(0) >= 20]).pvalue > 1e-4
 
 
+@pytest.mark.slow
 def test_sizes_do_not_tell_what_was_swapped():
     """With the same key, hence the same partners, rows have the same shape whether all swap or none."""
     b = batch(np.random.default_rng(0).integers(0, 31, 33).tolist(), 30)
@@ -243,6 +247,7 @@ def bert_lengths(documents: list[list[int]], length: int, draw: random.Random) -
     return found
 
 
+@pytest.mark.slow
 def test_lengths_spread_as_in_the_reference():
     """Segment A in rows of 128: BERT's own algorithm and ours over the same sentences."""
     draw, rng = random.Random(0), np.random.default_rng(0)
@@ -267,10 +272,13 @@ def test_lengths_spread_as_in_the_reference():
     assert np.mean(ended) > 0.99
 
 
+one_segment = jax.jit(functools.partial(single_segments, cls=CLS, sep=SEP, pad=PAD))
+
+
 def test_single_segments():
     b = batch([5, 0, 3], 5)
     device = TokenBatch(jnp.asarray(b.tokens), jnp.asarray(b.segment_ids))
-    ids, mask, source = single_segments(device, cls=CLS, sep=SEP, pad=PAD)
+    ids, mask, source = one_segment(device)
     assert ids.tolist() == [[1, 1000, 1001, 1002, 1003, 1004, 2], [0] * 7, [1, 3000, 3001, 3002, 2, 0, 0]]
     assert mask.tolist() == [[1] * 7, [0] * 7, [1] * 5 + [0] * 2]
     assert source.tolist() == [[-1, 0, 1, 2, 3, 4, -1], [-1] * 7, [-1, 10, 11, 12, -1, -1, -1]]
@@ -281,13 +289,12 @@ def test_a_row_across_documents_is_one_segment():
     b = batch([5, 3], 5)
     device = TokenBatch(jnp.asarray(b.tokens), jnp.asarray([[1, 1, 2, 3, 3], [1, 2, 2, 0, 0]], jnp.int32))
     for one, many in zip(
-        single_segments(TokenBatch(*map(jnp.asarray, b[:2])), cls=CLS, sep=SEP, pad=PAD),
-        single_segments(device, cls=CLS, sep=SEP, pad=PAD), strict=True,
+        one_segment(TokenBatch(*map(jnp.asarray, b[:2]))), one_segment(device), strict=True,
     ):
         np.testing.assert_array_equal(many, one)
 
 
-@pytest.mark.parametrize(("rate", "least"), [(0.1, 2), (0.05, 5), (1.0, 2), (0.0, 2)])
+@pytest.mark.parametrize(("rate", "least"), first_fast([(0.05, 5), (0.1, 2), (1.0, 2), (0.0, 2)]))
 def test_short_rows(rate, least):
     """BERT's short_seq_prob of 0.1 from 2 tokens on, ELECTRA's 0.05 from 5; all lengths are equally likely."""
     width, rows, draws = 29, 64, 200
@@ -314,6 +321,7 @@ def test_short_rows(rate, least):
         assert chi < scipy.stats.chi2.ppf(0.999, len(counts) - 1)
 
 
+@pytest.mark.slow
 def test_short_rows_of_rows_that_are_short_already():
     b = batch([3, 0, 29], 29)
     for seed in range(40):

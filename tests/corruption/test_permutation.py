@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from jaxlm.corruption.permutation import choose_spans, draw_order
+from tests.params import first_fast
 
 LENGTH, COUNT = 48, 8
 
@@ -35,7 +36,7 @@ def official_spans(rng: np.random.Generator, word_start: np.ndarray, count: int)
     return chosen
 
 
-@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("every", first_fast([3, 1]))
 def test_spans_have_the_law_of_the_official_sampling(every):
     """Frequencies of each position, and numbers of runs and of chosen tokens in each half."""
     draws, rng = 6000, np.random.default_rng(0)
@@ -61,6 +62,7 @@ def test_spans_have_the_law_of_the_official_sampling(every):
             assert abs(mine.get(key, 0) - official.get(key, 0)) < tolerance, key
 
 
+@pytest.mark.slow
 def test_a_row_of_any_length_has_its_count():
     for length, count in ((1, 1), (9, 9)):
         chosen = choose_spans(jax.random.key(1), jnp.ones((4, length), bool), count)

@@ -7,6 +7,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jaxlm.corruption.span_masks import choose_spans, mask_spans
 
@@ -36,6 +37,7 @@ def slow_spans(rng: np.random.Generator) -> set[int]:
     return taken
 
 
+@pytest.mark.slow  # the loop has it
 def test_the_law_of_lengths():
     """Shares of 1 to 10 words, mean 3.797 (SpanBERT, section 3.1: about 3.8).
 

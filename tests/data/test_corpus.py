@@ -160,6 +160,7 @@ def test_names_of_parts_detect_an_edit_that_keeps_size_and_modification_time(tmp
     assert names(file) != before
 
 
+@pytest.mark.slow
 def test_python_docs():
     documents = python_documents()
     assert 1_000_000 < sum(map(len, documents)) < 6_000_000

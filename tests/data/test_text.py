@@ -334,6 +334,7 @@ def test_memory_does_not_grow_with_the_text(config, folder, tmp_path, form):
     assert peak < 500
 
 
+@pytest.mark.slow
 def test_a_large_document_takes_little_memory(config, folder, tmp_path):
     trained = config.prepare_tokenizer(lambda line: None)
     trained.save(tmp_path / "tokenizer")

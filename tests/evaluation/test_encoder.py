@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.evaluation import (
-    EmbeddingSimilarityEvaluator,
-    InformationRetrievalEvaluator,
-)
 
 import jaxlm
 from jaxlm.errors import UserError
@@ -21,6 +16,8 @@ OTHERS = ["A kitten is asleep.", "It rains in the city.", "A dog is eating.", "T
 
 @pytest.fixture(scope="module")
 def pair():
+    from sentence_transformers import SentenceTransformer  # several seconds, for this file alone
+
     folder = str(minilm())
     return Encoder(jaxlm.load(folder)), SentenceTransformer(folder, device="cpu")
 
@@ -31,6 +28,11 @@ def same(ours: dict, theirs: dict) -> None:
 
 
 def test_evaluators_of_sentence_transformers(pair):
+    from sentence_transformers.sentence_transformer.evaluation import (
+        EmbeddingSimilarityEvaluator,
+        InformationRetrievalEvaluator,
+    )
+
     similarity = EmbeddingSimilarityEvaluator(TEXTS, OTHERS, [0.9, 0.1, 0.7, 0.2], batch_size=3, truncate_dim=100)
     same(*map(similarity, pair))
     corpus = dict(enumerate(OTHERS + TEXTS[1:]))

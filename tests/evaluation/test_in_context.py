@@ -131,6 +131,7 @@ def test_free_answers(gpt2, t5, prompt_file, tmp_path):
     assert run(path, prompt_file(**fields | {"shots": 0}))["metrics"].keys() == {"exact_match"}
 
 
+@pytest.mark.slow
 def test_a_t5_pretrained_on_spans_continues_a_sentinel(t5, prompt_file, monkeypatch):
     _, ours, path = t5
     v = ours.tokenizer.vocabulary
@@ -204,6 +205,7 @@ def _windowed(model, ids: list[int], length: int) -> float:
     return total
 
 
+@pytest.mark.slow
 def test_masked_models(bert, prompt_file):
     _, _, path = bert
     result = run(path, prompt_file(kind="pseudo-likelihood"))

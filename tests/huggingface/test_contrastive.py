@@ -85,11 +85,12 @@ def test_the_folder_gives_our_vectors(model, fields, architecture, bpe, tmp_path
     )
 
 
+@pytest.mark.slow
 def test_training_reads_texts_as_embed_does(bpe):  # noqa: F811
     """Rows of training, with prompts and cut, give the vectors of `embed`."""
     from jaxlm.data.labelled import Record
 
-    for pooling in ("mean", "cls", "last"):
+    for pooling in ("mean", "last"):
         model = MODELS[Bert].for_vocabulary(bpe.vocabulary)
         objective = Contrastive(model=model, pooling=pooling, query_prompt="the ", negatives=2, query_length=12)
         objective = objective.bind(bpe.vocabulary, 30)
@@ -97,7 +98,7 @@ def test_training_reads_texts_as_embed_does(bpe):  # noqa: F811
         values = {"query": TEXTS[0], "positive": TEXTS[2], "negatives": [TEXTS[3]]}
         (example,) = objective.encode([Record("", "", values, ())], bpe, 30)
         arrays = jax.tree.map(lambda x: jax.numpy.asarray(x)[None], example.arrays)
-        found = objective.encode_texts(params, arrays, None)[0, :3]
+        found = jax.jit(objective.encode_texts)(params, arrays, None)[0, :3]
         texts = ["the " + TEXTS[0], TEXTS[2], TEXTS[3]]
         loaded = PretrainedModel(dataclasses.replace(objective), params, bpe)
         np.testing.assert_allclose(found, embed(loaded, texts, pooling, 30), atol=1e-5)

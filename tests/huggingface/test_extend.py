@@ -107,7 +107,7 @@ def make_folder(kind: str, data: Path, texts: dict[str, Path], folder: Path) -> 
     return folder / "old"
 
 
-FAST = ("wordpiece", "gpt2")
+FAST = ("wordpiece",)
 
 
 @pytest.fixture(

@@ -35,6 +35,7 @@ from jaxlm.tasks.classification import Classification
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.types import TokenBatch
 from tests.huggingface.support import read_json
+from tests.params import first_fast
 
 TOLERANCE = 1e-4
 ROWS, LENGTH, POSITIONS = 640, 24, 40
@@ -294,7 +295,15 @@ def difference(loaded: PretrainedModel, peer: torch.nn.Module, encoded: list) ->
     return float(np.abs(ours[real] - expected[real]).max())
 
 
-@pytest.mark.parametrize("name", FOLDERS)
+FAST = (
+    "xlm_roberta", "camembert_whole", "klue_roberta", "multilingual_cased", "korean_lowercase", "mt5",
+    "byt5_as_published",
+)
+
+
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in FOLDERS
+])
 def test_ids_and_logits_of_a_folder(name, tmp_path):
     folder = tmp_path / "hf"
     folder.mkdir()
@@ -336,12 +345,12 @@ def test_two_folders_of_koelectra_become_one(tmp_path):
     assert max(difference(loaded, peer, encoded) for peer in peers) < TOLERANCE
 
 
-@pytest.mark.parametrize(("builder", "sentinels"), [
-    (mt5, [f"▁<extra_id_{k}>" for k in range(100)]),
-    (mt5_whole, [f"▁<extra_id_{k}>" for k in range(100)]),
+@pytest.mark.parametrize(("builder", "sentinels"), first_fast([
     (byt5, [f"byte {byte}" for byte in range(255, 244, -1)]),
     (t5_with_ascending_sentinels, [f"<extra_id_{k}>" for k in range(40)]),
-])
+    (mt5, [f"▁<extra_id_{k}>" for k in range(100)]),
+    (mt5_whole, [f"▁<extra_id_{k}>" for k in range(100)]),
+], 2))
 def test_sentinels(builder, sentinels, tmp_path):
     builder(tmp_path)
     theirs, tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path), Tokenizer.load(tmp_path)
@@ -355,7 +364,7 @@ def test_sentinels(builder, sentinels, tmp_path):
     objective = SpanCorruption(noise_density=0.3).bind(v, 20)
     raw = objective.row_format(20).length
     tokens = np.full((2, raw), tokenizer.encode("r")[-1], np.int32)
-    example = objective.corrupt(jax.random.key(0), TokenBatch(tokens, np.ones_like(tokens)))
+    example = jax.jit(objective.corrupt)(jax.random.key(0), TokenBatch(tokens, np.ones_like(tokens)))
     num_spans = objective.lengths(20).spans
     assert num_spans > 1
     for row in (*example["input_ids"], *example["labels"]):

@@ -91,6 +91,7 @@ def bert_run(tmp_path_factory, vocab_file) -> tuple[Path, Path]:
     return start, fine_tune(start, rows, folder / "run", 20, *flags)
 
 
+@pytest.mark.slow  # test_step.py has twenty of pretraining
 def test_twenty_steps_have_the_losses_of_pytorch(bert_run):
     start, run = bert_run
     ours, theirs = logged_losses(run), their_losses(start, run)
@@ -103,6 +104,7 @@ def predictions(model: Path, rows: Path, out: Path, *flags: str) -> list:
     return [json.loads(line) for line in out.read_text().splitlines()]
 
 
+@pytest.mark.slow  # test_tasks.py has the logits
 def test_the_pipeline_gives_our_predictions(bert_run, tmp_path):
     _, run = bert_run
     texts = sentences(12)

@@ -226,6 +226,7 @@ def test_mistakes_are_one_sentence(hub, models, tmp_path, capsys, monkeypatch):
     says("hf:acme/tiny", "hf:acme/tiny needs the network, or a whole copy in the cache (")
 
 
+@pytest.mark.slow
 def test_the_cache_is_enough_offline(hub, models, tmp_path, capsys):
     commit = hub.push("acme/tiny", models[0])
     assert pin("hf:acme/tiny") == f"hf:acme/tiny#{commit}" and pin(str(models[0])) == str(models[0])

@@ -60,6 +60,7 @@ def test_spare_rows_and_few_positions(padded_bert, text, capsys, monkeypatch):
     assert main(["export", str(run), str(folder.parent / "out")]) == 0
 
 
+@pytest.mark.slow
 def test_a_t5_without_sentinels_generates_but_is_not_trained(tmp_path, text, capsys):
     folder, run = tmp_path / "hf", tmp_path / "run"
     folder.mkdir()
@@ -85,7 +86,8 @@ def test_a_t5_without_sentinels_generates_but_is_not_trained(tmp_path, text, cap
     ("kept", "mask", "lacks"),
     [
         pytest.param("bert", "[MASK]", "mlm_head", marks=pytest.mark.slow),
-        pytest.param("electra", "[MASK]", "generator", marks=pytest.mark.slow), ("t5", None, "lm_head"),
+        pytest.param("electra", "[MASK]", "generator", marks=pytest.mark.slow),
+        pytest.param("t5", None, "lm_head", marks=pytest.mark.slow),
     ],
 )
 def test_models_without_an_output_head_do_not_answer(kept, mask, lacks, tmp_path, vocab_file, text, capsys):

@@ -236,7 +236,7 @@ def test_loss_and_all_gradients(name, tmp_path, their_tokenizer):
     imported = import_folder(folder)
     objective = imported.objective.bind(imported.tokenizer.vocabulary, LENGTH)
     given = rows(objective.vocabulary, objective.row_format(LENGTH).length, full=name == "decoder")
-    example = objective.corrupt(jax.random.key(3), given)
+    example = jax.jit(objective.corrupt)(jax.random.key(3), given)
 
     @jax.jit
     @jax.value_and_grad

@@ -42,7 +42,7 @@ SIZES = {
         hash_seed=7, hidden_act="gelu", layer_norm_eps=1e-3,
     ),
 }
-BATCHES = [(5, True), (7, False), (24, True), (50, False), (96, True)]
+BATCHES = [(7, False), (96, True)]  # one chunk and many; each length compiles anew
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def test_logits_in_both_directions(name, tmp_path, tokenizer):
     again, info = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert type(again) is transformers.ReformerModelWithLMHead
     assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
-    assert decoder_difference(objective, params, again.eval(), 50, True) < TOLERANCE
+    assert decoder_difference(objective, params, again.eval(), 96, True) < TOLERANCE
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     for text in ("aks the tree,", "옛날에 🙂", ""):
         assert theirs(text)["input_ids"] == tokenizer.encode(text)

@@ -173,6 +173,7 @@ def test_a_decoder_gets_the_special_tokens_of_its_tokenizer(name, bpe, tmp_path)
     assert transformers.AutoTokenizer.from_pretrained(again)(*TEXTS[:2]).input_ids == wanted
 
 
+@pytest.mark.slow
 def test_end_tokens_and_settings_of_a_tokenizer(bpe, tmp_path):  # noqa: F811
     folder, run, out = folder_of(CausalLM, Gpt2, bpe, tmp_path / "model"), str(tmp_path / "run"), tmp_path / "out"
     assert load_model(folder).settings.stop_ids == (bpe.vocabulary.eos,)  # of generation_config.json

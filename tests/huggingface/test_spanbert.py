@@ -27,7 +27,7 @@ from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import TokenBatch
 from tests.huggingface.support import batch, real, torch_outputs
-from tests.params import random_params
+from tests.params import first_fast, random_params
 
 LENGTH, ROWS = 40, 6
 MODEL = Bert(
@@ -68,6 +68,7 @@ def test_export_is_a_bert_without_the_private_head(objective, exported, tokenize
     np.testing.assert_allclose([p for _, p in answers], [entry["score"] for entry in library], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_spanbert_is_initialized_from_a_bert(objective, exported):
     """An import is a BERT; --init-from loads its weights into a SpanBERT, whose own head is fresh."""
     params, out = exported
@@ -182,7 +183,8 @@ def test_invalid_settings_are_refused(changes, message):
 
 # Encoder (BertModel without pooler) and all parameters; 110M and 340M in the README of facebookresearch/SpanBERT.
 @pytest.mark.parametrize(
-    ("size", "encoder", "pretraining"), [("base", 107_719_680, 110_300_480), ("large", 332_529_664, 336_998_976)]
+    ("size", "encoder", "pretraining"),
+    first_fast([("base", 107_719_680, 110_300_480), ("large", 332_529_664, 336_998_976)]),
 )
 def test_published_recipes(size, encoder, pretraining):
     experiment = load_preset(str(Path(__file__).parents[2] / "configs" / f"spanbert_{size}.py"))

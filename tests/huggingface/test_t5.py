@@ -105,7 +105,7 @@ def difference(own: T5, params, model, length: int, targets: int, padded: bool) 
     return float(np.abs(ours(params, *map(jnp.asarray, (ids, mask, decoder_ids))) - theirs).max())
 
 
-LENGTHS = [(1, 1, False), (33, 7, True), (150, 40, True)]
+LENGTHS = [(150, 40, False), (150, 40, True)]  # each length compiles anew
 
 
 @pytest.mark.parametrize("variant", first_fast(VARIANTS))
@@ -237,6 +237,7 @@ def change_config(folder: Path, **changes) -> None:
     (folder / "config.json").write_text(json.dumps(config | changes))
 
 
+@pytest.mark.slow
 def test_spare_rows_are_never_generated(spm, tmp_path):
     """Published embeddings are padded; here the unused rows would always have the largest logits."""
     model = torch_t5("1.1", vocab_size=ROWS + 64)

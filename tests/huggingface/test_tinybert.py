@@ -25,7 +25,7 @@ from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import TokenBatch
 from tests.huggingface.support import VOCAB, batch, real, save_torch, torch_outputs
-from tests.params import random_params
+from tests.params import first_fast, random_params
 
 VOCABULARY = Vocabulary.stand_in(160)
 SIZES = dict(hidden_size=16, num_heads=2, intermediate_size=32, max_positions=32, init_std=0.2, dropout=0.0,
@@ -157,7 +157,7 @@ def test_export_is_a_bert_without_the_projection(tmp_path, tokenizer):
 
 
 # Parameters with a pooler, as in the published weights; the projection is ours.
-@pytest.mark.parametrize(("size", "published", "pooler"), [(4, 14_350_248, 312), (6, 66_955_008, 768)])
+@pytest.mark.parametrize(("size", "published", "pooler"), first_fast([(4, 14_350_248, 312), (6, 66_955_008, 768)]))
 def test_published_sizes(size, published, pooler):
     experiment = load_preset(str(Path(__file__).parents[2] / "configs" / f"tinybert_{size}.py"))
     shapes = jax.eval_shape(experiment.objective.init, jax.random.key(0))

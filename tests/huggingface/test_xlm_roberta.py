@@ -31,7 +31,7 @@ from jaxlm.tokenizers.export import export
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.training import train_tokenizer
 from tests.huggingface.support import read_json, real, torch_outputs
-from tests.params import random_params
+from tests.params import first_fast, random_params
 
 TOLERANCE = 1e-4
 POSITIONS = 40
@@ -223,7 +223,7 @@ def test_ids_of_four_languages_are_those_of_sentencepiece_and_transformers(tmp_p
 
 
 # Conneau et al. 2020, section 3; counts of XLMRobertaForMaskedLM.
-@pytest.mark.parametrize(("size", "parameters"), [("base", 278_295_186), ("large", 560_142_482)])
+@pytest.mark.parametrize(("size", "parameters"), first_fast([("base", 278_295_186), ("large", 560_142_482)]))
 def test_published_sizes(size, parameters):
     experiment = load_preset(str(Path(__file__).parents[2] / "configs" / f"xlm_roberta_{size}.py"))
     shapes = jax.eval_shape(experiment.objective.init, jax.random.key(0))

@@ -279,7 +279,7 @@ def test_unsupported_configurations_are_refused(key, value, tmp_path, tokenizer)
 
 
 # Published sizes; parameters of XLNetLMHeadModel.
-@pytest.mark.parametrize(("size", "parameters"), [("base", 116_750_336), ("large", 360_300_800)])
+@pytest.mark.parametrize(("size", "parameters"), first_fast([("base", 116_750_336), ("large", 360_300_800)]))
 def test_published_recipes(size, parameters):
     experiment = load_preset(str(Path(__file__).parents[2] / "configs" / f"xlnet_{size}.py"))
     shapes = jax.eval_shape(experiment.objective.init, jax.random.key(0))

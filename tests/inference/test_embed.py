@@ -78,6 +78,7 @@ def test_a_sentence_transformers_folder_sets_the_pooling(tmp_path, capsys):
     assert np.abs(np.load(tmp_path / "p.base.npy") - theirs).max() < 1e-4
 
 
+@pytest.mark.slow
 def test_word_vectors_are_looked_up_and_layers_of_elmo_averaged(tokenizer):  # noqa: F811
     v = tokenizer.vocabulary
     objective = SkipGram(model=Word2Vec(vocab_size=v.size, hidden_size=6)).bind_unchecked(v)

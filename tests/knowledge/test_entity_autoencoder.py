@@ -221,6 +221,7 @@ def test_bad_folders_of_vectors(graph, tmp_path):
     assert bound(graph).constant_shapes(VOCABULARY, no_model)["vectors"].shape == (ENTITIES + 1, WIDTH)
 
 
+@pytest.mark.slow
 def test_the_lines_of_show_name_every_entity_and_its_fate(graph):
     objective = bound(graph, random_entity_share=0.4)
     batch = rows(objective, 12)

@@ -171,6 +171,7 @@ def test_a_statement_without_pairs_reads_no_graph():
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads)) and grads["pair_0"]["kernel"].any()
 
 
+@pytest.mark.slow
 def test_number_of_parameters_and_their_start():
     """696,374 besides the tables, with the sizes of the published model."""
     params = KagNetwork(100, 17).init(jax.random.key(0), 1024)

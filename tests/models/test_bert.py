@@ -18,6 +18,7 @@ from jaxlm.models.base import Inputs
 from jaxlm.models.bert import Bert
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.objectives.next_sentence import NEXT_SENTENCE
+from tests.params import first_fast
 
 SMALL = Bert(vocab_size=50, hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32, max_positions=12)
 
@@ -31,11 +32,11 @@ def count(model: Bert, next_sentence: bool = True) -> dict[str, int]:
 
 @pytest.mark.parametrize(
     ("size", "vocabulary", "pretraining"),
-    [
-        ("tiny", 30522, 4_433_468), ("mini", 30522, 11_267_900), ("small", 30522, 29_058_876),
-        ("medium", 30522, 41_668_412), ("base", 30522, 110_106_428), ("large", 30522, 336_226_108),
-        ("base", 28996, 108_932_934), ("large", 28996, 334_661_958),
-    ],
+    first_fast([
+        ("base", 28996, 108_932_934), ("tiny", 30522, 4_433_468), ("mini", 30522, 11_267_900),
+        ("small", 30522, 29_058_876), ("medium", 30522, 41_668_412), ("base", 30522, 110_106_428),
+        ("large", 30522, 336_226_108), ("large", 28996, 334_661_958),
+    ]),
 )
 def test_published_parameter_counts(size, vocabulary, pretraining):
     assert sum(count(Bert.published(size, vocab_size=vocabulary)).values()) == pretraining
@@ -43,11 +44,11 @@ def test_published_parameter_counts(size, vocabulary, pretraining):
 
 @pytest.mark.parametrize(
     ("size", "encoder", "with_pooler", "masked_lm"),
-    [
-        ("tiny", 4_369_408, 4_385_920, 4_416_698),
+    first_fast([
         ("base", 108_891_648, 109_482_240, 109_514_298),
+        ("tiny", 4_369_408, 4_385_920, 4_416_698),
         ("large", 334_092_288, 335_141_888, 335_174_458),
-    ],
+    ]),
 )
 def test_parameter_counts_by_part(size, encoder, with_pooler, masked_lm):
     model = Bert.published(size)
@@ -57,6 +58,7 @@ def test_parameter_counts_by_part(size, encoder, with_pooler, masked_lm):
     assert sum(count(model, next_sentence=False).values()) == masked_lm
 
 
+@pytest.mark.slow
 def test_grid_of_miniatures():
     """The 24 published miniatures, with pooler and without heads."""
     grid = {
@@ -86,6 +88,7 @@ def encode(model, params, ids, types, mask=None, key=None):
     return model.hidden_states(params, Inputs(ids, types, mask), key=key)
 
 
+@pytest.mark.slow  # test_gpt2.py has the same of GPT-2
 def test_initial_values_follow_the_paper():
     model = Bert(vocab_size=500, hidden_size=64, num_layers=2, num_heads=2, intermediate_size=128)
     params = jax.jit(model.init)(jax.random.key(3))
@@ -103,6 +106,7 @@ def test_initial_values_follow_the_paper():
     assert not np.array_equal(first, second)
 
 
+@pytest.mark.slow  # tests/huggingface/test_bert.py compares padded rows
 def test_padding_does_not_change_other_tokens(params):
     ids, types = inputs()
     plain = encode(SMALL, params, ids, types)
@@ -115,6 +119,7 @@ def test_padding_does_not_change_other_tokens(params):
     assert np.abs(np.asarray(unmasked[:, :9] - plain)).max() > 1e-3
 
 
+@pytest.mark.slow  # tests/huggingface/test_bert.py compares them
 def test_outputs_depend_on_every_input(params):
     ids, types = inputs()
     plain = np.asarray(encode(SMALL, params, ids, types))
@@ -195,6 +200,7 @@ def test_remat_policies_keep_less_and_less(params):
     assert everything > dots >= inputs_only + 0.9 * products
 
 
+@pytest.mark.slow  # test_gpt2.py has it
 def test_dropout_needs_a_key(params):
     ids, types = inputs()
     quiet = encode(SMALL, params, ids, types)
@@ -234,6 +240,7 @@ def test_invalid_configurations(change, message):
         dataclasses.replace(SMALL, **change)
 
 
+@pytest.mark.slow
 def test_a_model_without_segment_types_has_no_embedding_of_them():
     model = dataclasses.replace(SMALL, type_vocab_size=0)
     params = jax.jit(model.init)(jax.random.key(0))

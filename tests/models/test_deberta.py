@@ -16,7 +16,7 @@ from jaxlm.errors import UserError
 from jaxlm.models.base import Inputs
 from jaxlm.models.deberta import Deberta, DebertaV3
 from jaxlm.models.layers.disentangled import RelativeTable, distance_buckets
-from tests.params import random_params
+from tests.params import first_fast, random_params
 
 SMALL = Deberta(
     vocab_size=90, hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32, max_positions=24,
@@ -34,12 +34,12 @@ def count(tree) -> int:
 
 @pytest.mark.parametrize(
     ("size", "body", "body_without_words", "with_head", "pair"),
-    [
+    first_fast([
         ("xsmall", 70_682_112, 21_491_712, 70_958_820, 131_339_749),
         ("small", 141_304_320, 42_923_520, 142_024_548, 263_051_365),
         ("base", 183_831_552, 85_450_752, 184_551_780, 326_842_213),
         ("large", 434_012_160, 302_837_760, 435_191_908, 719_626_341),
-    ],
+    ]),
 )
 def test_published_parameter_counts(size, body, body_without_words, with_head, pair):
     found = shapes(Deberta.published(size))
@@ -69,6 +69,7 @@ def test_buckets():
         assert (distance_buckets(positions[:, None] - positions[None, :], buckets, longest) == theirs).all()
 
 
+@pytest.mark.slow
 def test_rows_of_the_table():
     """More buckets than positions are single distances; no two tokens have the distance `length`."""
     distances = np.arange(-20, 21)
@@ -85,9 +86,7 @@ def run(model: Deberta, params, ids, mask=None, at=None):
     return np.asarray(hidden(params, ids, mask, at))
 
 
-@pytest.mark.parametrize("changes", [
-    {}, {"mask_decoder": True}, pytest.param({"mask_decoder": True, "num_layers": 1}, marks=pytest.mark.slow)
-])
+@pytest.mark.parametrize("changes", first_fast([{"mask_decoder": True}, {}, {"mask_decoder": True, "num_layers": 1}]))
 def test_some_positions_and_padding(changes):
     model = dataclasses.replace(SMALL, **changes)
     params, ids = random_params(model), jax.random.randint(jax.random.key(1), (3, 20), 0, 90)

@@ -14,7 +14,7 @@ from jaxlm.errors import UserError
 from jaxlm.models.base import Inputs
 from jaxlm.models.electra import Electra
 from jaxlm.models.layers.stack import call
-from tests.params import random_params
+from tests.params import first_fast, random_params
 
 SMALL = Electra(
     vocab_size=90, embedding_size=12, hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32,
@@ -33,12 +33,12 @@ def count(tree) -> int:
 
 @pytest.mark.parametrize(
     ("size", "discriminator", "generator", "joint"),
-    [
+    first_fast([
         ("small", 13_549_057, 4_620_026, 14_196_219),
         ("small++", 13_549_057, 13_546_682, 23_122_875),
         ("base", 109_483_009, 33_740_602, 119_386_427),
         ("large", 335_142_913, 51_295_290, 354_655_291),
-    ],
+    ]),
 )
 def test_published_parameter_counts(size, discriminator, generator, joint):
     model = Electra.published(size)
@@ -49,7 +49,7 @@ def test_published_parameter_counts(size, discriminator, generator, joint):
 
 
 @pytest.mark.parametrize(
-    ("width", "joint"), [(64, 14_196_219), (128, 15_975_611), (192, 18_967_675), (256, 23_122_875)]
+    ("width", "joint"), first_fast([(192, 18_967_675), (64, 14_196_219), (128, 15_975_611), (256, 23_122_875)])
 )
 def test_sweep_of_generator_widths(width, joint):
     model = Electra.published(

@@ -17,6 +17,7 @@ def test_parameter_count():
     assert set(shapes["decoder"]) == {"layers"}
 
 
+@pytest.mark.slow
 def test_initialization():
     """N(0, 0.02) everywhere (Radford et al. 2018, section 4.1), without a factor for the residual stream."""
     model = Gpt1(vocab_size=500, hidden_size=128, num_layers=2, num_heads=2, intermediate_size=512)

@@ -15,6 +15,7 @@ from jaxlm.errors import UserError
 from jaxlm.models.base import Inputs, document_positions
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.layers.stack import unstack
+from tests.params import first_fast
 
 SMALL = Gpt2(vocab_size=61, hidden_size=24, num_layers=3, num_heads=3, intermediate_size=40, max_positions=48)
 
@@ -37,10 +38,10 @@ def logits(model, params, ids, segment_ids=None):
     return np.asarray(run(model, params, jnp.asarray(np.pad(ids, fill)), segment_ids))[:, : ids.shape[1]]
 
 
-@pytest.mark.parametrize(("size", "parameters", "without_embeddings"), [
+@pytest.mark.parametrize(("size", "parameters", "without_embeddings"), first_fast([
     ("small", 124_439_808, 85_056_000), ("medium", 354_823_168, 302_311_424),
     ("large", 774_030_080, 708_390_400), ("xl", 1_557_611_200, 1_475_561_600),
-])
+]))
 def test_parameter_counts(size, parameters, without_embeddings):
     shapes = jax.eval_shape(Gpt2.published(size).init, jax.random.key(0))
     count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
@@ -48,6 +49,7 @@ def test_parameter_counts(size, parameters, without_embeddings):
     assert (count, count - embeddings) == (parameters, without_embeddings)
 
 
+@pytest.mark.slow  # test_modernbert.py has another
 def test_initialization():
     """0.02, 0.01 for positions (openai/gpt-2, model.py), 0.02 / √(2 layers) into the residual stream (section 2.3)."""
     model = Gpt2(vocab_size=500, hidden_size=128, num_layers=8, num_heads=2, intermediate_size=512)

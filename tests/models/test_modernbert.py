@@ -13,11 +13,12 @@ import pytest
 from jaxlm.config.presets import load_preset
 from jaxlm.models.modernbert import ModernBert, ModernBertDecoder
 from jaxlm.training.optimizers import make_schedule
+from tests.params import first_fast
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 
-@pytest.mark.parametrize("model", [ModernBert, ModernBertDecoder])
+@pytest.mark.parametrize("model", first_fast([ModernBert, ModernBertDecoder]))
 def test_initial_weights(model):
     """Standard deviations of the released code; a normal cut at two deviations has 0.8796 of its own."""
     own = model(vocab_size=900, hidden_size=64, num_heads=2, num_layers=5, intermediate_size=160)
@@ -42,7 +43,7 @@ COUNTS = {"modernbert_base": 149_655_232, "modernbert_large": 395_881_664} | {
 }
 
 
-@pytest.mark.parametrize("name", COUNTS)
+@pytest.mark.parametrize("name", first_fast(COUNTS))
 def test_published_sizes(name):
     experiment = load_preset(str(CONFIGS / f"{name}.py"))
     shapes = jax.eval_shape(experiment.objective.init, jax.random.key(0))

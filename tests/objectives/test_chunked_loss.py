@@ -10,6 +10,7 @@ import scipy.stats
 
 from jaxlm.objectives import chunked_loss
 from jaxlm.objectives.chunked_loss import CHUNK_TOKENS, chunk_positions, chunked_cross_entropy
+from tests.params import first_fast
 
 
 def inputs(batch=3, length=11, width=8, vocab=29, seed=0):
@@ -43,7 +44,7 @@ def slow(hidden, table, bias, labels, weights, z_loss=0.0):
 
 
 @pytest.mark.parametrize(("z_loss", "chunk"), [
-    pytest.param(z_loss, chunk, marks=() if z_loss and chunk in (1, 4, None) else pytest.mark.slow)
+    pytest.param(z_loss, chunk, marks=() if z_loss and chunk in (4, None) else pytest.mark.slow)
     for z_loss in (0.0, 0.01) for chunk in (1, 4, 5, 11, 50, None)
 ])
 def test_equals_the_formula(chunk, z_loss):
@@ -67,7 +68,7 @@ def test_equals_the_formula(chunk, z_loss):
         np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
-@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("shards", first_fast([2, 1]))
 def test_a_label_far_below_the_others(shards, monkeypatch):
     """Labels with a logit far below the others; loss and gradients are those of float64."""
     monkeypatch.setattr(chunked_loss, "num_vocabulary_shards", lambda: shards)
@@ -97,6 +98,7 @@ def test_a_label_far_below_the_others(shards, monkeypatch):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_bfloat16_stays_near_float32():
     hidden, table, _, labels, weights = inputs()
 
@@ -110,6 +112,7 @@ def test_bfloat16_stays_near_float32():
     assert np.abs(gradient - exact_gradient).max() < 0.03 * np.abs(exact_gradient).max()
 
 
+@pytest.mark.slow
 def test_no_weight_no_loss_no_gradient():
     hidden, table, _, labels, weights = inputs()
     total, gradient = jax.value_and_grad(
@@ -149,7 +152,7 @@ def test_chunks_suit_the_devices(monkeypatch):
     assert positions(1, 10_000, 128) == 1
 
 
-@pytest.mark.parametrize("chunk", [pytest.param(1, marks=pytest.mark.slow), 3, None])
+@pytest.mark.parametrize("chunk", first_fast([3, 1, None]))
 def test_drawn_tokens_follow_the_softmax(chunk):
     """A chi-square test over many rows with the same hidden state, and the same samples with a gradient."""
     _, table, bias, _, _ = inputs(vocab=29)

@@ -107,6 +107,7 @@ def test_evaluation_enumerated_is_the_mean_over_all_orders():
     assert by_count == pytest.approx(all_orders(), rel=1e-12)
 
 
+@pytest.mark.slow
 def test_the_loss_integrated_over_time_is_the_mean_over_all_orders():
     """∫ 1/t · t^k (1 - t)^(n - k) dt = B(k, n - k + 1) is the weight of each set of k masks."""
     objective, masks = bound(), [mask for mask in SUBSETS if mask.any()]
@@ -221,6 +222,7 @@ def test_accumulated_gradients_are_those_of_the_batch():
     assert whole[0]["mlm_head"]["bias"][V.mask] == 0.0  # so that [MASK] stays out of reach
 
 
+@pytest.mark.slow
 def test_the_mask_is_never_predicted():
     """Neither by fresh parameters nor by those of a model that began as a masked language model."""
     objective = bound()

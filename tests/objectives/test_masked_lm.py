@@ -21,7 +21,7 @@ from jaxlm.objectives.next_sentence import NEXT_SENTENCE
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import TokenBatch
 
-TINY = Bert(hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32, max_positions=64)
+TINY = Bert(hidden_size=16, num_layers=1, num_heads=2, intermediate_size=32, max_positions=64)
 
 
 def bound(length: int = 32, **changes) -> MaskedLM:
@@ -58,6 +58,7 @@ def compiled(length: int = 32, input_format: str = "next-sentence"):
     return objective, params, jax.jit(objective.corrupt), jax.jit(objective.loss, static_argnames="train")
 
 
+@pytest.mark.slow
 def test_random_tokens_are_no_symbols_of_our_vocabularies():
     objective, _, corrupt, _ = compiled(input_format="document")
     full = np.full((4000, objective.row_format(32).length), 120, np.int32)
@@ -66,6 +67,7 @@ def test_random_tokens_are_no_symbols_of_our_vocabularies():
     assert found.tolist() == [v.pad, v.cls, v.sep, v.mask, *range(107, 300)]
 
 
+@pytest.mark.slow
 def test_rows_of_full_sentences_are_masked_as_in_fairseq():
     """19 or 20 of 128 tokens, 19.2 on average, and random tokens are text also in a published vocabulary."""
     special = np.isin(np.arange(300), [0, 1, 2, 299])
@@ -170,6 +172,7 @@ def test_rows_of_padding_carry_no_loss():
     assert float(terms["nsp_loss"].weight) == 2
 
 
+@pytest.mark.slow
 def test_dropout_only_in_training():
     _, params, corrupt, compiled_loss = compiled()
     example = corrupt(jax.random.key(1), token_batch(6, 29))
@@ -199,6 +202,7 @@ def test_partners_of_a_dominant_document():
     assert "at most 50.0% of the rows" in objective.remarks(most, 128)[0]
 
 
+@pytest.mark.slow
 def test_without_next_sentence_there_is_neither_pooler_nor_its_loss():
     objective, params, corrupt, compiled_loss = compiled(input_format="document")
     assert objective.row_format(32).length == 30

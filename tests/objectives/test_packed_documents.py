@@ -144,6 +144,7 @@ def theirs(objective: MaskedLM, size: int, copies: int) -> np.ndarray:
     return masks_of(jax.device_get(made)._asdict(), size + 2)[:, 1:-1]
 
 
+@pytest.mark.slow
 def test_masks_and_targets_have_the_law_of_rows_of_one_document():
     """Chi-square against the formulas, and against `mask_tokens` on the same documents in rows of their own.
 

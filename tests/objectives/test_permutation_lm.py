@@ -18,6 +18,7 @@ from jaxlm.objectives.permutation_lm import PermutationLM
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.training.program import gradients
 from jaxlm.types import TokenBatch
+from tests.params import first_fast
 
 LENGTH, ROWS = 32, 6
 V = Vocabulary.stand_in(420)
@@ -59,7 +60,7 @@ def with_sentences():
     return jax.jit(dataclasses.replace(OBJECTIVE, vocabulary=dataclasses.replace(V, sentence_end=ends)).corrupt)
 
 
-@pytest.mark.parametrize("sentences", [True, False])
+@pytest.mark.parametrize("sentences", first_fast([True, False]))
 def test_rows_are_two_segments_of_the_stream(sentences):
     text, first_half = batch().tokens.copy(), LENGTH // 2
     text[1::2] = text[1::2, ::-1]
@@ -127,6 +128,7 @@ def slow_segments(sentence: np.ndarray, begin: int, room: int) -> dict[tuple[int
     return law
 
 
+@pytest.mark.slow
 def test_segments_have_the_law_of_the_official_code():
     """Sizes of A and beginnings of B: half of them follow A, the others come from other rows of the same text."""
     rows, raw, half = 24_000, OBJECTIVE.row_format(LENGTH).length, LENGTH // 2

@@ -180,6 +180,7 @@ def test_what_is_drawn_is_part_of_the_example():
     assert loss(params, example, jax.random.key(0), True)["generator_loss"] != one["generator_loss"]
 
 
+@pytest.mark.slow
 def test_rows_of_padding_carry_no_loss():
     objective = bound()
     batch = token_batch(4, objective.row_format(40).length)
@@ -245,6 +246,7 @@ def test_selection_and_masking_against_a_reference(size):
     assert abs(masked.sum() / chosen.sum() - 0.85) < 5 * np.sqrt(0.85 * 0.15 / chosen.sum())
 
 
+@pytest.mark.slow
 def test_some_rows_are_short_and_some_have_one_segment():
     """One row in 20 is short, one in ten has one segment (google-research/electra, build_pretraining_dataset.py)."""
     objective = bound()

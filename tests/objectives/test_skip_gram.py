@@ -28,6 +28,7 @@ from jaxlm.objectives.skip_gram import SkipGram
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.training.program import gradients
 from jaxlm.types import TokenBatch
+from tests.params import first_fast
 
 V, WINDOW, NEGATIVES, LENGTH, ROWS = Vocabulary.stand_in(140), 3, 2, 20, 6
 COUNTS = np.where(V.special | (np.arange(140) == V.unk), 0, 10_000 // np.maximum(np.arange(140) - 105, 1))
@@ -80,7 +81,7 @@ def one_pass(example, vectors, output, bag: bool):
     return to_vectors, to_output, len(losses), sum(losses)
 
 
-@pytest.mark.parametrize("bag", [False, True])
+@pytest.mark.parametrize("bag", first_fast([False, True]))
 def test_a_pass_is_that_of_the_c_code(bag):
     objective = OBJECTIVES[bag]
     example = jax.device_get(jax.jit(objective.corrupt)(jax.random.key(0), batch()))
@@ -119,6 +120,7 @@ def test_microbatches_give_the_gradients_of_the_whole(bag):
         np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_fresh_vectors_know_nothing():
     objective = OBJECTIVES[False]
     params = jax.jit(objective.init)(jax.random.key(0))

@@ -133,6 +133,7 @@ def test_what_the_decoder_reads_and_writes():
     assert (example["weights"].sum(1)[:2] > 0).all() and not example["weights"][2:].any()
 
 
+@pytest.mark.slow
 def test_rows_without_text_and_padding_carry_no_loss():
     objective = bound(length=20)
     raw = objective.row_format(20).length
@@ -236,6 +237,7 @@ def test_show_tells_text_input_and_target(task):
     assert empty.ids == []
 
 
+@pytest.mark.slow  # tests/huggingface/test_t5.py compares continuations
 def test_generation_reads_the_end_symbol_and_writes_only_tokens():
     objective = bound(NEW, 20, Vocabulary.stand_in(130))
     assert objective.model.vocab_size == 256

@@ -14,6 +14,7 @@ from jaxlm.commands.common import start_jax
 from jaxlm.errors import UserError
 from jaxlm.parallel import hosts
 from jaxlm.runs import folder
+from tests.params import first_fast
 from tests.training.support import Command
 
 STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "node[1-2]", "SLURM_NTASKS": "4", "SLURM_PROCID": "0",
@@ -161,10 +162,10 @@ def test_a_port_that_is_taken_is_a_mistake(tmp_path, preset):
         assert command.wait() == 2 and "Address already in use" in command.output
 
 
-@pytest.mark.parametrize(("index", "said"), [
+@pytest.mark.parametrize(("index", "said"), first_fast([
     (0, "process 0 of 2 waits for the others at {address}"),
     (1, "process 1 of 2 waits for process 0 at {address}"),
-])
+]))
 def test_a_process_that_is_alone_gives_up(tmp_path, preset, index, said):
     with socket.create_server(("127.0.0.1", 0)) as probe:
         address = "{}:{}".format(*probe.getsockname())

@@ -63,6 +63,7 @@ def check(found: dict, one: dict) -> None:
         assert found[name] == one[name], name
 
 
+@pytest.mark.slow  # two processes, each of which compiles everything
 def test_eight_devices_answer_as_one(folder, one):
     check(result(start(folder, folder / "eight", 8)), one)
 

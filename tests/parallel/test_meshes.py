@@ -30,18 +30,25 @@ def worker(folder: Path, *trained: str) -> dict:
 
 @pytest.fixture(scope="module")
 def eight(tmp_path_factory):
-    return worker(tmp_path_factory.mktemp("eight"), "mixed")
+    return worker(tmp_path_factory.mktemp("eight"))
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    return worker(tmp_path_factory.mktemp("trained"), "data", "fsdp", "tensor", "mixed")
+
+
+@pytest.mark.slow  # other masks would give the run that moves, below, other losses
 @pytest.mark.parametrize("mesh", ["data", "2x4", "mixed"])
-def test_the_same_masks_bit_for_bit(eight, mesh):
-    examples = eight["meshes"]["one"]["examples"]
+def test_the_same_masks_bit_for_bit(trained, mesh):
+    examples = trained["meshes"]["one"]["examples"]
     assert len(set(examples)) == len(examples), "each step has its own"
-    assert eight["meshes"][mesh]["examples"] == examples
+    assert trained["meshes"][mesh]["examples"] == examples
 
 
-def test_the_same_start(eight):
-    assert eight["same_start"]
+@pytest.mark.slow
+def test_the_same_start(trained):
+    assert trained["same_start"]
 
 
 def test_the_same_batches_also_where_short_rows_come_first(eight):
@@ -50,20 +57,12 @@ def test_the_same_batches_also_where_short_rows_come_first(eight):
     assert eight["fed"]["mixed"]["parts"] == [[[16, 14], [4, 14]]] * 2 + [[[8, 30], [2, 30]]] * 2
 
 
-def same_losses(one: list[float], other: list[float]) -> None:
+@pytest.mark.slow  # a run that moves between meshes, below, has one after the other
+@pytest.mark.parametrize("mesh", ["data", "fsdp", "tensor", "mixed"])
+def test_the_same_losses(trained, mesh):
+    one = trained["meshes"]["one"]["losses"]
     assert one[-1] != one[0]
-    np.testing.assert_allclose(other, one, atol=1e-5)
-
-
-def test_the_same_losses_where_everything_is_split(eight):
-    same_losses(eight["meshes"]["one"]["losses"], eight["meshes"]["mixed"]["losses"])
-
-
-@pytest.mark.slow
-def test_the_same_losses_on_each_axis_alone(tmp_path):
-    found = worker(tmp_path, "data", "fsdp", "tensor")["meshes"]
-    for mesh in ("data", "fsdp", "tensor"):
-        same_losses(found["one"]["losses"], found[mesh]["losses"])
+    np.testing.assert_allclose(trained["meshes"][mesh]["losses"], one, atol=1e-5)
 
 
 # Sizes: width 32, feed-forward 64, 1 layer, vocabulary 162.

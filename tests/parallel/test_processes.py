@@ -108,6 +108,7 @@ def test_two_then_four_then_one(finished, preset, tmp_path):
         np.testing.assert_allclose(list(ours.values()), list(theirs.values()), rtol=2e-4, atol=1e-5)
 
 
+@pytest.mark.slow  # three processes; test_hosts.py has the sentence
 def test_a_process_with_another_flag_is_named_by_all(preset, tmp_path):
     arguments = ["pretrain", preset, "--run-dir", tmp_path / "run"]
     for command in processes(tmp_path, arguments, arguments, [*arguments, "--train.seed", 1]):

@@ -14,8 +14,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
-from jaxlm.data.text import TextData
+from jaxlm.config.experiment import OptimizerConfig, TrainConfig
 from jaxlm.errors import Stopped
 from jaxlm.models.bert import Bert
 from jaxlm.objectives.masked_lm import MaskedLM
@@ -29,6 +28,7 @@ from jaxlm.training import feed, loop
 from jaxlm.training.program import Program, corruption_key
 from jaxlm.trees import path_string
 from jaxlm.types import TokenBatch
+from tests.training.shared_steps import share_steps
 
 LENGTH, ROWS, STEPS, SEED = 32, 8, 4, 5
 VOCABULARY = 162  # divisible by 2, not by 4 or 8, as 30,522 is
@@ -77,26 +77,32 @@ def shards(tree) -> dict[str, list[list[int]]]:
     }
 
 
-def on_mesh(name: str, train: bool) -> dict:
-    """Shapes of the parts of the state; on CORRUPTED meshes what comes out of corruption, with `train` the losses of
-    STEPS steps."""
-    mesh = mesh_of(name)
-    experiment = Experiment(
-        OBJECTIVE, data=TextData(length=LENGTH), optimizer=OptimizerConfig(learning_rate=5e-3, warmup_steps=2),
-        train=TrainConfig(steps=STEPS, batch_size=ROWS, seed=SEED),
-    )
-    program = Program(OBJECTIVE, experiment.train, experiment.optimizer, mesh)
+def parts_on(name: str) -> dict:
+    """Shapes of the parts of the state."""
+    program = program_on(name)
+    zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), program.shapes)
+    return {"shards": shards(jax.device_put(zeros, program.shardings))}
+
+
+def program_on(name: str) -> Program:
+    train = TrainConfig(steps=STEPS, batch_size=ROWS, seed=SEED)
+    return Program(OBJECTIVE, train, OptimizerConfig(learning_rate=5e-3, warmup_steps=2), mesh_of(name))
+
+
+def trained_on(name: str, train: bool) -> dict:
+    """On CORRUPTED meshes what comes out of corruption, with `train` the losses of STEPS steps."""
+    mesh, program = mesh_of(name), program_on(name)
     if name in ("one", "mixed"):
         state = program.init_state(program.init_params(0))
         INITIAL[name] = jax.device_get(state)
     else:  # saves a compilation
         state = jax.device_put(INITIAL["one"], program.shardings)
     before = shards(state)
-    result: dict = {"shards": before}
+    result: dict = {}
     if name in CORRUPTED:
         rows = batch_sharding(mesh)
-        corrupt = jax.jit(OBJECTIVE.corrupt, in_shardings=(None, TokenBatch(rows, rows)))
-        examples = (corrupt(corruption_key(SEED, number), batch_on(mesh, number)) for number in range(STEPS))
+        run = jax.jit(OBJECTIVE.corrupt, in_shardings=(None, TokenBatch(rows, rows)))
+        examples = (run(corruption_key(SEED, number), batch_on(mesh, number)) for number in range(STEPS))
         result["examples"] = [digest(example) for example in examples]
     if train:
         result["losses"] = []
@@ -108,10 +114,11 @@ def on_mesh(name: str, train: bool) -> dict:
 
 
 def resumed(preset: str, folder: Path) -> dict:
-    """A run on (8, 1, 1) alone, and one that stops there after step 5 and goes on on (1, 4, 2)."""
+    """A run on (8, 1, 1) alone, and one that stops there after step 5 and goes on on (2, 2, 2)."""
+    share_steps()
     flags = ["--train.steps", "9", "--train.log-every", "1", "--data.held-out", "0",
              "--objective.model.attention-dropout", "0.1"]
-    meshes = (["--mesh.data", "8"], ["--mesh.data", "1", "--mesh.fsdp", "4", "--mesh.tensor", "2"])
+    meshes = (["--mesh.data", "8"], ["--mesh.data", "2", "--mesh.fsdp", "2", "--mesh.tensor", "2"])
     losses, seen = {}, {}
     real_batch = feed.Batches.batch
 
@@ -147,15 +154,16 @@ def fed(preset: str, name: str) -> dict:
 
 
 def main(preset: str, folder: str, *trained: str) -> None:
-    """Of all meshes the parts, of one device and the `trained` ones the losses too."""
+    """Of all meshes the parts, and a run that moves; with `trained` meshes masks and losses instead."""
     with contextlib.redirect_stdout(sys.stderr):
-        result = {
-            "devices": jax.device_count(),
-            "meshes": {name: on_mesh(name, name in ("one", *trained)) for name in MESHES},
-            "same_start": digest(INITIAL["one"]) == digest(INITIAL["mixed"]),
-            "fed": {name: fed(preset, name) for name in ("one", "mixed")},
-            "resumed": resumed(preset, Path(folder)) if "mixed" in trained else None,
-        }
+        result = {"devices": jax.device_count()}
+        if trained:
+            result["meshes"] = {name: trained_on(name, name in ("one", *trained)) for name in MESHES}
+            result["same_start"] = digest(INITIAL["one"]) == digest(INITIAL["mixed"])
+        else:
+            result["meshes"] = {name: parts_on(name) for name in MESHES}
+            result["fed"] = {name: fed(preset, name) for name in ("one", "mixed")}
+            result["resumed"] = resumed(preset, Path(folder))
     print(json.dumps(result))
 
 

@@ -58,9 +58,9 @@ NO_LABELS = {
 
 
 @pytest.mark.parametrize(("preset", "family"), [
-    ("classify", "bert"), ("squad", "bert"),
+    ("classify", "bert"),
     *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (
-        ("pair", "bert"), ("choose", "bert"), ("tag", "bert"),
+        ("squad", "bert"), ("pair", "bert"), ("choose", "bert"), ("tag", "bert"),
         ("classify", "t5"), ("squad", "t5"), ("choose", "gpt1"), ("tag", "gpt2"), ("pair", "t5"), ("tag", "t5"),
         ("choose", "t5"), ("squad", "xlnet"))),
 ])
@@ -147,6 +147,7 @@ def test_the_encoder_starts_from_the_pretrained_one(family, models, rows, tmp_pa
     assert "more than the model's 64 positions" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_new_symbols_get_rows_of_their_own(models, rows, tmp_path, capsys):
     """GPT-1's start, delimiter and end tokens are appended to the embedding."""
     assert finetune("classify", rows["classify"], models("gpt1"), tmp_path / "run", "--train.steps", "1",
@@ -273,6 +274,7 @@ def test_the_best_of_a_sweep_is_evaluated_on_other_rows(models, rows, tmp_path, 
         assert "is not FIELD=V1,V2" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_early_stopping_keeps_the_best(models, rows, tmp_path, capsys):
     """At a high learning rate the loss soon rises: the run ends, and later commands read the best checkpoint."""
     flags = ["--train.steps", "60", "--train.eval-every", "2", "--train.patience", "2",
@@ -350,6 +352,7 @@ def test_chosen_parameters_are_frozen(models, rows, tmp_path, capsys):
         assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow  # tests/huggingface/test_beams.py has beams
 def test_answers_by_beam_search(models):
     source = import_folder(models("t5"))
     task = TextToText(max_target=6, beams=3, length_penalty=0.6).with_pretrained_model(source)

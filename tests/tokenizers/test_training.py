@@ -108,6 +108,7 @@ print(train_tokenizer(_texts(), sys.argv[1], kind="byte-bpe", vocab_size=700).fi
 """
 
 
+@pytest.mark.slow
 def test_byte_bpe_does_not_depend_on_the_threads(tmp_path):
     found = {
         subprocess.run(

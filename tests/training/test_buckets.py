@@ -223,6 +223,7 @@ def test_mistakes(gcs, preset, capsys):
     assert "holds other files (notes.txt" in refused(capsys, "pretrain", preset, "--run-dir", gcs)
 
 
+@pytest.mark.slow
 def test_a_missing_package():
     code = "import sys; sys.modules['gcsfs'] = None; from jaxlm.paths import any_path; any_path('gs://bucket/run')"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -53,6 +53,7 @@ def run(encoder, pairs) -> Path:
     return encoder / "vectors"
 
 
+@pytest.mark.slow  # objectives/test_contrastive.py has its losses
 def test_in_batch_accuracy_rises(run):
     held_out = [line["eval_accuracy"] for line in metrics(run) if "eval_accuracy" in line]
     first = metrics(run)[0]

@@ -162,8 +162,8 @@ ERNIE = SIZES | dict(num_layers=3, num_text_layers=1, entity_hidden_size=16, ent
 
 @pytest.mark.parametrize(("objective", "length", "kernels"), [
     (MaskedLM(model=Bert(**SIZES), input_format="document"), 32, 2),
-    (MaskedLM(model=Bert(**SIZES), input_format="document"), 31, 0),
     *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+        (MaskedLM(model=Bert(**SIZES), input_format="document"), 31, 0),
         (MaskedLM(model=Roberta(**SIZES), input_format="full-sentences"), 32, 2),
         (MaskedLM(model=Roberta(**SIZES), input_format="packed"), 32, 2),
         (SpanBoundary(model=Bert(**SIZES)), 32, 2), (ReplacedTokens(model=Electra(**SIZES, **ELECTRA)), 32, 4),
@@ -305,11 +305,12 @@ def test_rotary_positions_in_the_kernel(head_dim, causal, band, at, with_scores,
         (y, scores), pull = jax.vjp(jax.jit(function), params, x)
         return jax.tree.leaves([y, scores, pull((cotangent, scores))])
 
-    params = MultiHeadAttention(config).init(jax.random.key(0), x)["params"]
+    params = jax.jit(MultiHeadAttention(config).init)(jax.random.key(0), x)["params"]
     for ours, theirs in zip(values(layer, params), values(formula, params), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5 * np.abs(theirs).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "band", "has_bias"), first_fast([("packed", 150, False), ("padded", None, True)]))
 def test_narrow_heads_of_long_rows_take_turns(kind, band, has_bias, monkeypatch):
     """16 heads of 8 in one block of columns, at 256 positions one a step of the grid."""
@@ -358,8 +359,9 @@ def test_a_bias_in_the_kernel_equals_scores_in_memory(kind, causal, monkeypatch)
 
 
 @pytest.mark.parametrize(("kind", "causal", "kernel", "length", "band"), [
-    ("packed", True, "splash", 128, 20), ("packed", False, "rows", 640, 150),
+    ("packed", False, "rows", 640, 150),
     *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+        ("packed", True, "splash", 128, 20),
         ("whole", True, "splash", 128, 20), ("packed", False, "splash", 128, 20), ("packed", True, "rows", 128, 20),
         ("whole", True, "rows", 128, 20), ("packed", True, "rows", 640, 150), ("whole", True, "rows", 640, 150))),
 ])
@@ -400,7 +402,7 @@ def test_cudnn_equals_scores_in_memory(kind, causal, monkeypatch):
 
 
 @pytest.mark.parametrize("causal", first_fast([True, False]))
-@pytest.mark.parametrize("kernel", ["xla", "splash", "rows"])
+@pytest.mark.parametrize("kernel", first_fast(["xla", "splash", "rows"]))
 def test_packed_documents_are_isolated(kernel, causal, monkeypatch):
     """Other keys and values in one document leave the results and gradients of the others bit-identical.
 

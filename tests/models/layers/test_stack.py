@@ -38,9 +38,13 @@ def has_loop(function, *arguments) -> bool:
     return "stablehlo.while" in function.lower(*arguments).as_text()
 
 
-def test_a_loop_equals_unrolled_layers():
+@pytest.fixture(scope="module")
+def params():
+    return init(CONFIG)
+
+
+def test_a_loop_equals_unrolled_layers(params):
     x, memory, bias, seen = inputs()
-    params = init(CONFIG)
 
     def gradients(loop: bool):
         config = dataclasses.replace(CONFIG, loop_layers=loop)
@@ -58,6 +62,11 @@ def test_a_loop_equals_unrolled_layers():
     kernels = [np.abs(g).max((1, 2)).min() for path, g in leaves if "kernel" in str(path)]
     assert len(kernels) == 10 and min(kernels) > 1e-4
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), here, there)
+
+
+@pytest.mark.slow  # test_gpt2.py and test_t5.py decode token by token
+def test_decoding_equals_the_whole(params):
+    x, memory, _, seen = inputs()
 
     def token_by_token(params, x, memory, loop):
         config = dataclasses.replace(CONFIG, loop_layers=loop)
@@ -98,7 +107,7 @@ def run_two_streams(params, state, **options):
     return jnp.sum(a**3) + jnp.sum(b**2) + outputs[1], (a, b, outputs)
 
 
-@pytest.mark.parametrize("loop", [False, True])
+@pytest.mark.parametrize("loop", first_fast([True, False]))
 @pytest.mark.parametrize("remat", first_fast(["full", "none", "dots"]))
 def test_the_state_may_be_any_pytree(remat, loop):
     """Two streams against the written-out equations; inputs and outputs of the layers in order."""
