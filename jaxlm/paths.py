@@ -114,9 +114,10 @@ def file_state(path: str) -> list[int | str]:
 
 
 def at_once(ask: Callable[[Any], Any], paths: Sequence[Any]) -> Iterator[Any]:
-    """Yield ask(path) of each path, several at a time: a bucket takes long to answer."""
-    with ThreadPoolExecutor(_AT_ONCE if len(paths) > 1 else 1) as pool:
-        yield from pool.map(ask, paths)
+    """Yield ask(path) of each path, some at a time: a bucket takes long to answer, and all answers fill the memory."""
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        for start in range(0, len(paths), _AT_ONCE):
+            yield from pool.map(ask, paths[start : start + _AT_ONCE])
 
 
 def is_run_folder(path: str | os.PathLike[str]) -> bool:

@@ -17,6 +17,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
+import fsspec
 from etils import epath
 
 from jaxlm.data import arrow_source, tfds_source
@@ -153,7 +154,9 @@ def _files(item: str) -> list[str]:
     elif path.exists():
         found = [str(path)]
     elif wild:
-        found = [file for file in _matches(item, wild.start()) if not epath.Path(file).is_dir()]
+        matches = _matches(item, wild.start())
+        folders = at_once(lambda file: epath.Path(file).is_dir(), matches)
+        found = [file for file, is_folder in zip(matches, folders, strict=True) if not is_folder]
     else:
         raise UserError(f"{item} does not exist; --data.source takes {SOURCES}.")
     if not any(map(kind_of, found)):
@@ -173,7 +176,10 @@ def _matches(pattern: str, wild: int) -> list[str]:
 
 def _walk(folder: epath.Path, seen: set[str]) -> Iterator[str]:
     """Yield all files below a folder, visiting every folder once even if links repeat it."""
-    if real_path(folder) not in seen:
+    if in_bucket(folder):  # one listing; a bucket is asked again whether an entry is a folder
+        store, name = fsspec.core.url_to_fs(os.fspath(folder))
+        yield from (store.unstrip_protocol(file) for file in store.find(name) if not file.endswith("/"))
+    elif real_path(folder) not in seen:
         seen.add(real_path(folder))
         for entry in folder.iterdir():
             if entry.is_dir():

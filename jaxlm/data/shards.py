@@ -16,8 +16,8 @@ A shard is complete if it has its `facts.json`. One that is there is not made ag
 
 from __future__ import annotations
 
+import array
 import dataclasses
-import functools
 import hashlib
 import heapq
 import json
@@ -105,7 +105,7 @@ class _ShardWriter:
         self._entities = ArrayWriter(folder / "entities", "uint32") if has_mentions else None
         self._names: dict[str, int] = {}  # of entities, with their places
         self._ends = ArrayWriter(folder / "ends", "uint64")
-        self._arrays: dict[str, list[int]] = {"hashes": [], "sizes": [], "sentences": []}
+        self._arrays = {name: array.array("Q") for name in ("hashes", "sizes", "sentences")}
         self._counts = np.zeros(vocabulary.size, np.int64)
         self._waiting: list[tuple[str, bool, Mentions]] = []  # text, whether it ends a sentence or document, mentions
         self._characters = self._groups = 0
@@ -249,12 +249,12 @@ class Shard:
         """
         self.path, self.facts = path, read_facts(path / FACTS, FORMAT)
 
-    @functools.cached_property
+    @property
     def hashes(self) -> np.ndarray:
         """Hash of each document: uint64 [documents]."""
         return self._read("hashes", "uint64", self.facts["documents"])
 
-    @functools.cached_property
+    @property
     def sizes(self) -> np.ndarray:
         """Bytes of each document: int64 [documents]."""
         return self._read("sizes", "uint64", self.facts["documents"]).astype(np.int64)

@@ -7,6 +7,7 @@ Held out are the documents with the lowest hashes, or the end of a text of few d
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,7 @@ from jaxlm.data.arrays import SPLITS, ArrayWriter, Files, FlatArray, Increasing,
 from jaxlm.data.parts import Part
 from jaxlm.data.shards import LEAST, Shard, Shards, Totals, hash_facts
 from jaxlm.errors import UserError
+from jaxlm.paths import at_once
 
 TRAIN, HELD_OUT, LEFT_OUT = range(3)
 HASH_BITS = 64
@@ -72,19 +74,12 @@ class SplitText:
     def of(
         cls, parts: Sequence[Part], shards: Shards, share: float, removed: Sequence[np.ndarray] = ()
     ) -> SplitText:
-        """Decide what is held out of a text; a shard that the tail divides is made anew.
+        """Decide what is held out of a text, given its share; a shard that the tail divides is made anew.
 
-        Args:
-            parts: parts of the text, which all have their shards.
-            shards: the shards.
-            share: share of the text to hold out.
-            removed: duplicates of each part, bool [documents].
+        All parts have their shards. `removed` are the duplicates of each part, bool [documents]; () for none.
         """
-        opened, removed = [Shard(shards.path(part)) for part in parts], list(removed)
-        for part, shard, own in zip(parts, opened, removed, strict=bool(removed)):
-            if len(own) != shard.facts["documents"]:
-                raise UserError(f"{part} changed while it was read; run again when it is complete.")
-        totals = Totals.of(_facts(opened, removed))
+        removed = list(removed)
+        opened, totals = _open(parts, shards, removed)
         rule = HeldOutRule.of(share, totals)
         tail, divided = (len(opened), 0), None
         if rule.tail < totals.bytes:
@@ -114,29 +109,43 @@ class SplitText:
             found[self.removed[number]] = LEFT_OUT
         return found
 
+    def held_out_hashes(self, number: int) -> np.ndarray:
+        """Return the hashes of the held-out documents of a shard: uint64 [documents]."""
+        return self.shards[number].hashes[self.splits(number) == HELD_OUT]
+
     def copies(self, number: int, held_out: np.ndarray) -> np.ndarray:
         """Return which documents to train on of a shard are also held out: bool [documents].
 
-        Args:
-            number: number of the shard.
-            held_out: sorted hashes of all held-out documents.
+        `held_out` are the sorted hashes of all held-out documents.
         """
-        shard, splits = self.shards[number], self.splits(number)
-        count = np.searchsorted(held_out, shard.hashes, side="right") - np.searchsorted(held_out, shard.hashes)
-        if (number, shard.facts["divided"]) == self.tail:
+        hashes = self.shards[number].hashes
+        count = np.searchsorted(held_out, hashes, side="right") - np.searchsorted(held_out, hashes)
+        if (number, self.shards[number].facts["divided"]) == self.tail:
             count[self.tail[1] - 1] -= 1  # the second half of a divided document is no copy of the first one
-        return (splits == TRAIN) & (count > 0)
+        return (self.splits(number) == TRAIN) & (count > 0)
 
 
-def _facts(shards: Sequence[Shard], removed: Sequence[np.ndarray]) -> Iterator[dict[str, Any]]:
-    """Yield the facts of shards without the documents that are removed; the digest is that of all documents."""
-    for number, shard in enumerate(shards):
-        facts = dict(shard.facts)
-        if removed:
-            kept = ~removed[number]
-            facts |= hash_facts(shard.hashes[kept], shard.sizes[kept])
-            facts |= {"documents": int(kept.sum()), "bytes": int(shard.sizes[kept].sum())}
-        yield facts
+def _open(parts: Sequence[Part], shards: Shards, removed: Sequence[np.ndarray]) -> tuple[list[Shard], Totals]:
+    """Open the shards, and add up their facts without the documents that are removed.
+
+    The digest is that of all documents.
+    """
+    opened: list[Shard] = []
+
+    def facts() -> Iterator[dict[str, Any]]:
+        for number, shard in enumerate(at_once(lambda part: Shard(shards.path(part)), parts)):
+            found = dict(shard.facts)
+            if removed:
+                if len(removed[number]) != found["documents"]:
+                    raise UserError(f"{parts[number]} changed while it was read; run again when it is complete.")
+                kept = ~removed[number]
+                sizes = shard.sizes[kept]
+                found |= {"documents": len(sizes), "bytes": int(sizes.sum()), **hash_facts(shard.hashes[kept], sizes)}
+            del shard.facts["low"]  # the lists of many shards would fill the memory
+            opened.append(shard)
+            yield found
+
+    return opened, Totals.of(facts())
 
 
 def _place(shards: Sequence[Shard], removed: Sequence[np.ndarray], tail: int) -> tuple[int, int, int | None]:
@@ -146,12 +155,12 @@ def _place(shards: Sequence[Shard], removed: Sequence[np.ndarray], tail: int) ->
     """
     before = 0
     for number, shard in enumerate(shards):
-        kept = ~removed[number] if removed else np.ones(shard.facts["documents"], bool)
-        ends = before + np.cumsum(shard.sizes * kept)
+        sizes = shard.sizes
+        ends = before + np.cumsum(sizes * ~removed[number] if removed else sizes)
         document = int(np.searchsorted(ends, tail, side="right"))
         if document < len(ends):
-            inside = tail - int(ends[document] - shard.sizes[document])
-            cut = int(shard.sizes[:document].sum()) + inside
+            inside = tail - int(ends[document] - sizes[document])
+            cut = int(sizes[:document].sum()) + inside
             return number, document, cut if inside else None
         before = int(ends[-1]) if len(ends) else before
     raise ValueError(f"byte {tail} is after the text")
@@ -164,35 +173,21 @@ def repeated(texts: Sequence[SplitText]) -> list[Callable[[int], np.ndarray] | N
     if their hashes are. A source keeps its repeats if it would otherwise be empty.
     """
     held_out = np.sort(np.concatenate([
-        shard.hashes[text.splits(number) == HELD_OUT] for text in texts for number, shard in enumerate(text.shards)
+        hashes for text in texts for hashes in at_once(text.held_out_hashes, range(len(text.shards)))
     ]))
     found: list[Callable[[int], np.ndarray] | None] = []
     for text in texts:
-        copies = trained = 0
-        for number in range(len(text.shards)):
-            copies += int(text.copies(number, held_out).sum())
-            trained += int((text.splits(number) == TRAIN).sum())
-        found.append(_copies(text, held_out) if 0 < copies < trained else None)
+        def count(number: int, text: SplitText = text) -> tuple[int, int]:
+            return int(text.copies(number, held_out).sum()), int((text.splits(number) == TRAIN).sum())
+
+        copies, trained = map(sum, zip(*at_once(count, range(len(text.shards))), strict=True))
+        found.append(functools.partial(text.copies, held_out=held_out) if 0 < copies < trained else None)
     return found
-
-
-def _copies(text: SplitText, held_out: np.ndarray) -> Callable[[int], np.ndarray]:
-    return lambda number: text.copies(number, held_out)
 
 
 def tokens_of(folder: epath.Path, paths: Sequence[str], sizes: Sequence[int], dtype: str, runs: int,
               name: str = "tokens", base: np.ndarray | None = None) -> Spliced:
-    """Open the tokens, or entities, of a split.
-
-    Args:
-        folder: folder of the split.
-        paths: folders of the shards.
-        sizes: number of tokens of each shard.
-        dtype: their type.
-        runs: number of runs of the split.
-        name: name of the array in the shards.
-        base: see `Spliced`.
-    """
+    """Open the tokens, or the array `name`, of a split: `runs` runs in the shards at `paths` of `sizes` tokens each."""
     files = Files([f"{path}/{name}" for path in paths], dtype)
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
     return Spliced(files, starts, Increasing(folder / "runs", runs), FlatArray(folder / "places", "int64", runs), base)
@@ -213,20 +208,22 @@ class Index:
         writers = [_SplitWriter(folder / name) for name in SPLITS]
         marks, self.num_left_out, place = hashlib.sha256(), 0, 0
         total = np.zeros(text.shards[0].facts["vocabulary"], np.int64)
-        for number, shard in enumerate(text.shards):
-            splits = text.splits(number)
-            if leaves is not None:
-                left = leaves(number)
+
+        def read(number: int) -> tuple[np.ndarray | None, ...]:
+            shard, left = text.shards[number], leaves(number) if leaves else None
+            return text.splits(number), left, shard.sizes, shard.sentences, shard.ends, shard.counts
+
+        found = at_once(read, range(len(text.shards)))
+        for shard, (splits, left, sizes, sentences, ends, counts) in zip(text.shards, found, strict=True):
+            if left is not None:
                 self.num_left_out += int(left.sum())
                 splits[left] = LEFT_OUT
             marks.update(np.packbits(splits == LEFT_OUT).tobytes())
-            sentences, ends = shard.sentences, shard.ends
-            of_units = splits if sentences is None else np.repeat(splits, sentences)
+            unit_splits = splits if sentences is None else np.repeat(splits, sentences)
             for split, writer in enumerate(writers):
-                writer.add(place, ends, of_units == split, int(shard.sizes[splits == split].sum()))
+                writer.add(place, ends, unit_splits == split, int(sizes[splits == split].sum()))
             place += shard.facts["tokens"]
-            total += shard.counts
-            vars(shard).pop("hashes", None), vars(shard).pop("sizes", None)  # which would fill the memory
+            total += counts
         self.parts = {name: writer.close() for name, writer in zip(SPLITS, writers, strict=True)}
         paths, facts = [os.fspath(shard.path) for shard in text.shards], [shard.facts for shard in text.shards]
         sizes, dtype = [each["tokens"] for each in facts], facts[0]["dtype"]
