@@ -44,6 +44,8 @@ class ArrayWriter:
         self.size = 0
         self._path, self._dtype, self._rest = path, np.dtype(dtype).newbyteorder("<"), b""
         self._file = self._checked(lambda: path.open("wb"))
+        if in_bucket(path):  # a file that an exception abandons would be uploaded, perhaps in place of a whole one
+            self._file.autocommit = False
 
     def append(self, values: np.ndarray) -> None:
         """Append a 1-D array."""
@@ -62,7 +64,9 @@ class ArrayWriter:
         return self.size
 
     def _close(self) -> None:
-        if not in_bucket(self._path):
+        if in_bucket(self._path):
+            self._file.autocommit = True
+        else:
             self._file.flush()
             os.fsync(self._file.fileno())
         self._file.close()
@@ -175,16 +179,18 @@ def ranges(start: np.ndarray, count: np.ndarray) -> np.ndarray:
     return np.repeat(start - before, count) + np.arange(int(count.sum()))
 
 
-class FlatArray:
-    """A finished array, read at random.
+class _Array:
+    """An array that is read by ranges.
 
     Attributes:
         size: number of elements.
     """
 
-    def __init__(self, path: epath.Path | str, dtype: str, size: int) -> None:
-        """Name the file; it is not opened yet."""
-        self.size, self._dtype, self._files = size, dtype, Files([os.fspath(path)], dtype)
+    size: int
+
+    def ranges(self, start: np.ndarray, count: np.ndarray) -> np.ndarray:
+        """Return count[i] elements from start[i], one range after the other."""
+        raise NotImplementedError
 
     def read(self, start: int, end: int) -> np.ndarray:
         """Return the elements from `start` to `end - 1`."""
@@ -192,13 +198,21 @@ class FlatArray:
 
     def windows(self, start: np.ndarray, length: int) -> np.ndarray:
         """Return `length` elements from each `start`: [starts, length], 0 past the end of the array."""
-        found = np.zeros((len(start), length), self._dtype)
         count = np.clip(self.size - start, 0, length)
-        found[np.arange(length) < count[:, None]] = self.ranges(start, count)
+        values = self.ranges(start, count)
+        found = np.zeros((len(start), length), values.dtype)
+        found[np.arange(length) < count[:, None]] = values
         return found
 
+
+class FlatArray(_Array):
+    """A finished array in a file."""
+
+    def __init__(self, path: epath.Path | str, dtype: str, size: int) -> None:
+        """Name the file; it is not opened yet."""
+        self.size, self._dtype, self._files = size, dtype, Files([os.fspath(path)], dtype)
+
     def ranges(self, start: np.ndarray, count: np.ndarray) -> np.ndarray:
-        """Return count[i] elements from start[i], one range after the other."""
         used = count > 0
         if not used.any():
             return np.zeros(0, self._dtype)
@@ -254,11 +268,11 @@ class Increasing:
 class IncreasingWriter:
     """Writer of an `Increasing` array from the differences of its elements."""
 
-    def __init__(self, path: epath.Path, last: int = 0) -> None:
+    def __init__(self, path: epath.Path) -> None:
         """Create the files."""
         self._array = ArrayWriter(path, "int64")
         self._samples = ArrayWriter(path.parent / f"{path.name}-samples", "int64")
-        self.last = last
+        self.last = 0
         self._write(np.zeros(1, np.int64))
 
     def append(self, differences: np.ndarray) -> None:
@@ -281,12 +295,8 @@ class IncreasingWriter:
         return size
 
 
-class Spliced:
-    """An array whose runs lie in several files: the tokens of a split, in the shards.
-
-    Attributes:
-        size: number of elements.
-    """
+class Spliced(_Array):
+    """An array whose runs lie in several files: the tokens of a split, in the shards."""
 
     def __init__(
         self, files: Files, starts: np.ndarray, runs: Increasing, places: FlatArray, base: np.ndarray | None = None
@@ -294,7 +304,7 @@ class Spliced:
         """Store the arguments.
 
         Args:
-            files: the files, numbered together one after the other.
+            files: the files, whose elements are numbered one file after the other.
             starts: number of the first element of each file, and of all: int64 [files + 1].
             runs: number in this array of the first element of each run, and of all.
             places: number in the files of the first element of each run.
@@ -303,19 +313,7 @@ class Spliced:
         self._files, self._starts, self._runs, self._places, self._base = files, starts, runs, places, base
         self.size = int(runs.samples[-1])
 
-    def read(self, start: int, end: int) -> np.ndarray:
-        """Return the elements from `start` to `end - 1`."""
-        return self._ranges(np.array([start]), np.array([end - start]))
-
-    def windows(self, start: np.ndarray, length: int) -> np.ndarray:
-        """Return `length` elements from each `start`: [starts, length], 0 past the end of the array."""
-        count = np.clip(self.size - start, 0, length)
-        values = self._ranges(start, count)
-        found = np.zeros((len(start), length), values.dtype)
-        found[np.arange(length) < count[:, None]] = values
-        return found
-
-    def _ranges(self, start: np.ndarray, count: np.ndarray) -> np.ndarray:
+    def ranges(self, start: np.ndarray, count: np.ndarray) -> np.ndarray:
         start, count = start[count > 0], count[count > 0]
         if not len(count):
             return np.zeros(0, np.int64)
