@@ -27,7 +27,7 @@ from jaxlm.data.shards import Shard, Shards
 from jaxlm.data.splits import Index, SplitText, tokens_of
 from jaxlm.data.windows import DocumentWindows, PackedWindows, Split
 from jaxlm.errors import UserError
-from jaxlm.paths import new_folder
+from jaxlm.paths import at_once, new_folder
 from jaxlm.tokenizers.unknown import NUM_WORDS, describe_unknown
 
 FORMAT = 4
@@ -39,15 +39,9 @@ def write_store(
     folder: epath.Path, source: str, held_out: float, shards: Shards, text: SplitText,
     leaves: Callable[[int], np.ndarray] | None = None,
 ) -> None:
-    """Write the store of a text whose shards are complete.
+    """Write the store of a text; `source` is its name for messages, and `held_out` the share that is held out.
 
-    Args:
-        folder: folder of the store.
-        source: name of the text, for messages.
-        held_out: share of the text that is held out.
-        shards: what made the shards.
-        text: the shards, with their splits.
-        leaves: which documents of a shard are left out since they are held out; None for none.
+    `leaves` tells which documents of a shard are left out since they are held out (see `splits.repeated`).
     """
     tokenizer = shards.tokenizer
     if is_finished(folder):  # another process has written it, and may read it already
@@ -127,7 +121,7 @@ class Store:
     def summary(self) -> str:
         """Sizes of both splits, in one line."""
         train, held_out = self.train, self.held_out
-        unit = self.manifest.get("unit", "documents")
+        unit = self.manifest["unit"]
         of = f"{held_out.documents:,} of {train.documents + held_out.documents:,} {unit}"
         if self.manifest["held_out_tail"]:
             of = f"the last {held_out.text_bytes:,} bytes of the text, which has few documents"
@@ -216,7 +210,7 @@ class Store:
     @functools.cached_property
     def _names_by_shard(self) -> list[list[str]]:
         """Names of the entities of each shard."""
-        return [Shard(epath.Path(path)).facts["names"] for path in self._shards]
+        return list(at_once(lambda path: Shard(epath.Path(path)).facts["names"], self._shards))
 
     @functools.cached_property
     def _entity_names(self) -> list[str]:
