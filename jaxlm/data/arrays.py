@@ -20,7 +20,7 @@ import numpy as np
 from etils import epath
 
 from jaxlm.errors import UserError
-from jaxlm.paths import cause, in_bucket, remedy, write_whole
+from jaxlm.paths import cause, in_bucket, write_whole, writing
 
 BLOCK = 1 << 12  # bytes
 STRIDE = 256
@@ -43,7 +43,8 @@ class ArrayWriter:
         """Create the file."""
         self.size = 0
         self._path, self._dtype, self._rest = path, np.dtype(dtype).newbyteorder("<"), b""
-        self._file = self._checked(lambda: path.open("wb"))
+        with writing(path):
+            self._file = path.open("wb")
         if in_bucket(path):  # a file that an exception abandons would be uploaded, perhaps in place of a whole one
             self._file.autocommit = False
 
@@ -60,29 +61,21 @@ class ArrayWriter:
         """Finish the file and return the number of elements."""
         if self._rest:
             self._write(self._rest.ljust(_DATA, b"\0"))
-        self._checked(self._close)
+        with writing(self._path):
+            if in_bucket(self._path):
+                self._file.autocommit = True
+            else:
+                self._file.flush()
+                os.fsync(self._file.fileno())
+            self._file.close()
         return self.size
-
-    def _close(self) -> None:
-        if in_bucket(self._path):
-            self._file.autocommit = True
-        else:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        self._file.close()
 
     def _write(self, data: bytes) -> None:
         blocks = np.zeros((len(data) // _DATA, BLOCK), np.uint8)
         blocks[:, :_DATA] = np.frombuffer(data, np.uint8).reshape(-1, _DATA)
         blocks[:, _DATA : _DATA + 4] = _checksums(blocks)[:, None].view(np.uint8)
-        self._checked(lambda: self._file.write(blocks.tobytes()))
-
-    def _checked(self, action):
-        try:
-            return action()
-        except Exception as error:  # file systems and bucket clients raise different exceptions
-            advice = remedy(error, self._path)
-            raise UserError(f"{self._path} cannot be written ({cause(error)}); {advice}.") from error
+        with writing(self._path):
+            self._file.write(blocks.tobytes())
 
 
 def write_array(path: epath.Path, values: np.ndarray) -> None:

@@ -7,16 +7,15 @@ Held out are the documents with the lowest hashes, or the end of a text of few d
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from etils import epath
 
-from jaxlm.data.arrays import SPLITS, ArrayWriter, Files, FlatArray, Increasing, IncreasingWriter, Spliced
+from jaxlm.data.arrays import SPLITS, ArrayWriter, Files, FlatArray, Increasing, IncreasingWriter, Spliced, write_array
 from jaxlm.data.parts import Part
 from jaxlm.data.shards import LEAST, Shard, Shards, Totals, hash_facts
 from jaxlm.errors import UserError
@@ -61,6 +60,8 @@ class SplitText:
         rule: what is held out.
         tail: shard and document that the tail begins with.
         cut: number of the part that the tail divides, and the byte of its text; None where none is divided.
+        held_out_hashes: sorted hashes of held-out documents, whose copies to train on are left out; None for none.
+        num_copies: number of these copies.
     """
 
     shards: Sequence[Shard]
@@ -69,6 +70,8 @@ class SplitText:
     rule: HeldOutRule
     tail: tuple[int, int]
     cut: tuple[int, int] | None = None
+    held_out_hashes: np.ndarray | None = None
+    num_copies: int = 0
 
     @classmethod
     def of(
@@ -100,29 +103,20 @@ class SplitText:
         return self.tail[0] < len(self.shards) and self.totals.documents > 1
 
     def splits(self, number: int) -> np.ndarray:
-        """Return the split of each document of a shard, before what is held out elsewhere leaves: int8 [documents]."""
-        shard = self.shards[number]
-        found = np.where(shard.hashes < np.uint64(self.rule.below), HELD_OUT, TRAIN).astype(np.int8)
+        """Return the split of each document of a shard: int8 [documents]."""
+        hashes = self.shards[number].hashes
+        found = np.where(hashes < np.uint64(self.rule.below), HELD_OUT, TRAIN).astype(np.int8)
         if number >= self.tail[0]:
             found[self.tail[1] if number == self.tail[0] else 0 :] = HELD_OUT
         if self.removed:
             found[self.removed[number]] = LEFT_OUT
+        if self.held_out_hashes is not None:
+            count = np.searchsorted(self.held_out_hashes, hashes, side="right")
+            count -= np.searchsorted(self.held_out_hashes, hashes)
+            if (number, self.shards[number].facts["divided"]) == self.tail:
+                count[self.tail[1] - 1] -= 1  # the second half of a divided document is no copy of the first one
+            found[(found == TRAIN) & (count > 0)] = LEFT_OUT
         return found
-
-    def held_out_hashes(self, number: int) -> np.ndarray:
-        """Return the hashes of the held-out documents of a shard: uint64 [documents]."""
-        return self.shards[number].hashes[self.splits(number) == HELD_OUT]
-
-    def copies(self, number: int, held_out: np.ndarray) -> np.ndarray:
-        """Return which documents to train on of a shard are also held out: bool [documents].
-
-        `held_out` are the sorted hashes of all held-out documents.
-        """
-        hashes = self.shards[number].hashes
-        count = np.searchsorted(held_out, hashes, side="right") - np.searchsorted(held_out, hashes)
-        if (number, self.shards[number].facts["divided"]) == self.tail:
-            count[self.tail[1] - 1] -= 1  # the second half of a divided document is no copy of the first one
-        return (self.splits(number) == TRAIN) & (count > 0)
 
 
 def _open(parts: Sequence[Part], shards: Shards, removed: Sequence[np.ndarray]) -> tuple[list[Shard], Totals]:
@@ -163,26 +157,30 @@ def _place(shards: Sequence[Shard], removed: Sequence[np.ndarray], tail: int) ->
             cut = int(sizes[:document].sum()) + inside
             return number, document, cut if inside else None
         before = int(ends[-1]) if len(ends) else before
-    raise ValueError(f"byte {tail} is after the text")
 
 
-def repeated(texts: Sequence[SplitText]) -> list[Callable[[int], np.ndarray] | None]:
-    """Return for each source which documents of a shard to leave out, since a source holds them out; None for none.
+def leave_out_copies(texts: Sequence[SplitText]) -> list[SplitText]:
+    """Leave out of each source the documents to train on that a source holds out.
 
     Sources hold out different shares, and the tail of a small text may repeat a document before it. Documents are equal
-    if their hashes are. A source keeps its repeats if it would otherwise be empty.
+    if their hashes are. A source keeps its copies if it would otherwise be empty.
     """
-    held_out = np.sort(np.concatenate([
-        hashes for text in texts for hashes in at_once(text.held_out_hashes, range(len(text.shards)))
-    ]))
-    found: list[Callable[[int], np.ndarray] | None] = []
-    for text in texts:
-        def count(number: int, text: SplitText = text) -> tuple[int, int]:
-            return int(text.copies(number, held_out).sum()), int((text.splits(number) == TRAIN).sum())
+    def hashes(place: tuple[SplitText, int]) -> np.ndarray:
+        text, number = place
+        return text.shards[number].hashes[text.splits(number) == HELD_OUT]
 
-        copies, trained = map(sum, zip(*at_once(count, range(len(text.shards))), strict=True))
-        found.append(functools.partial(text.copies, held_out=held_out) if 0 < copies < trained else None)
+    places = [(text, number) for text in texts for number in range(len(text.shards))]
+    held_out = np.sort(np.concatenate(list(at_once(hashes, places))))
+    found = []
+    for text in texts:
+        without = dataclasses.replace(text, held_out_hashes=held_out)
+        trained, left = _num_trained(text), _num_trained(without)
+        found.append(dataclasses.replace(without, num_copies=trained - left) if 0 < left < trained else text)
     return found
+
+
+def _num_trained(text: SplitText) -> int:
+    return sum(at_once(lambda number: int((text.splits(number) == TRAIN).sum()), range(len(text.shards))))
 
 
 def tokens_of(folder: epath.Path, paths: Sequence[str], sizes: Sequence[int], dtype: str, runs: int,
@@ -193,46 +191,38 @@ def tokens_of(folder: epath.Path, paths: Sequence[str], sizes: Sequence[int], dt
     return Spliced(files, starts, Increasing(folder / "runs", runs), FlatArray(folder / "places", "int64", runs), base)
 
 
-class Index:
-    """The index of a token store, which tells where the tokens of each split lie.
+def write_index(folder: epath.Path, text: SplitText) -> tuple[dict[str, dict[str, int]], str]:
+    """Write the arrays `offsets`, `runs`, `places` and `counts` of each split in a folder.
 
-    Attributes:
-        parts: of each split, numbers of documents, tokens, runs and bytes of text, and the longest document.
-        counts: of each split, the count of each id: int64 [vocabulary].
-        left_out: SHA-256 (hex) of the documents that are left out; "" for none.
-        num_left_out: number of documents to train on that are left out since they are held out.
+    Returns:
+        Of each split, numbers of documents, tokens, runs and bytes of text, and the longest document; and a SHA-256
+        (hex) of which documents are left out, "" for none.
     """
+    writers = [_SplitWriter(folder / name) for name in SPLITS]
+    left_out, place, total = hashlib.sha256(), 0, np.zeros(text.shards[0].facts["vocabulary"], np.int64)
 
-    def __init__(self, folder: epath.Path, text: SplitText, leaves: Callable[[int], np.ndarray] | None) -> None:
-        """Write the arrays `offsets`, `runs` and `places` of each split in a folder."""
-        writers = [_SplitWriter(folder / name) for name in SPLITS]
-        marks, self.num_left_out, place = hashlib.sha256(), 0, 0
-        total = np.zeros(text.shards[0].facts["vocabulary"], np.int64)
+    def read(number: int) -> tuple[np.ndarray | None, ...]:
+        shard = text.shards[number]
+        return text.splits(number), shard.sizes, shard.sentences, shard.ends, shard.counts
 
-        def read(number: int) -> tuple[np.ndarray | None, ...]:
-            shard, left = text.shards[number], leaves(number) if leaves else None
-            return text.splits(number), left, shard.sizes, shard.sentences, shard.ends, shard.counts
-
-        found = at_once(read, range(len(text.shards)))
-        for shard, (splits, left, sizes, sentences, ends, counts) in zip(text.shards, found, strict=True):
-            if left is not None:
-                self.num_left_out += int(left.sum())
-                splits[left] = LEFT_OUT
-            marks.update(np.packbits(splits == LEFT_OUT).tobytes())
-            unit_splits = splits if sentences is None else np.repeat(splits, sentences)
-            for split, writer in enumerate(writers):
-                writer.add(place, ends, unit_splits == split, int(sizes[splits == split].sum()))
-            place += shard.facts["tokens"]
-            total += counts
-        self.parts = {name: writer.close() for name, writer in zip(SPLITS, writers, strict=True)}
-        paths, facts = [os.fspath(shard.path) for shard in text.shards], [shard.facts for shard in text.shards]
-        sizes, dtype = [each["tokens"] for each in facts], facts[0]["dtype"]
-        self.counts = {
-            name: count_ids(tokens_of(folder / name, paths, sizes, dtype, self.parts[name]["runs"]), len(total))
-            for name in SPLITS[1:]
-        }
-        self.counts["train"] = total - self.counts["held_out"] - self.counts["left_out"]
-        self.left_out = marks.hexdigest() if self.parts["left_out"]["text_bytes"] else ""
+    found = at_once(read, range(len(text.shards)))
+    for shard, (splits, sizes, sentences, ends, counts) in zip(text.shards, found, strict=True):
+        left_out.update(np.packbits(splits == LEFT_OUT).tobytes())
+        unit_splits = splits if sentences is None else np.repeat(splits, sentences)
+        for split, writer in enumerate(writers):
+            writer.add(place, ends, unit_splits == split, int(sizes[splits == split].sum()))
+        place += shard.facts["tokens"]
+        total += counts
+    facts = {name: writer.close() for name, writer in zip(SPLITS, writers, strict=True)}
+    paths, sizes = zip(*((os.fspath(shard.path), shard.facts["tokens"]) for shard in text.shards), strict=True)
+    for name in ("held_out", "left_out"):
+        tokens = tokens_of(folder / name, paths, sizes, text.shards[0].facts["dtype"], facts[name]["runs"])
+        counts = count_ids(tokens, len(total))
+        total -= counts
+        if name == "held_out":
+            write_array(folder / name / "counts", counts)
+    write_array(folder / "train" / "counts", total)
+    return facts, left_out.hexdigest() if facts["left_out"]["text_bytes"] else ""
 
 
 class _SplitWriter:

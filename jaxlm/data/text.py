@@ -21,7 +21,7 @@ from jaxlm.data.mixture import Mixture, parse_mixture, shares_of
 from jaxlm.data.parts import Part, Reader, sample
 from jaxlm.data.rows import kind_of
 from jaxlm.data.shards import Shards
-from jaxlm.data.splits import SplitText, repeated
+from jaxlm.data.splits import SplitText, leave_out_copies
 from jaxlm.data.store import FORMAT, Store, is_finished, write_store
 from jaxlm.errors import UserError
 from jaxlm.fields import field
@@ -256,11 +256,10 @@ class TextData(Data):
                 raise UserError(f"{corpus.source} holds no text; every document in it is empty.")
         # By its hash, a source holds out all copies of a document.
         is_alone = len(texts) == 1 and not texts[0].has_tail
-        leaves = [None] * len(texts)
         if self.held_out and self.deduplicate == "off" and not is_alone:
-            leaves = repeated(texts)
-        for folder, corpus, text, own in zip(folders.values(), corpora, texts, leaves, strict=True):
-            write_store(folder, corpus.source, self.held_out, shards, text, own)
+            texts = leave_out_copies(texts)
+        for folder, corpus, text in zip(folders.values(), corpora, texts, strict=True):
+            write_store(folder, corpus.source, self.held_out, shards, text)
 
     def duplicates_folder(self, parts: Sequence[Part]) -> epath.Path:
         """Return the folder of the duplicates among parts."""

@@ -16,7 +16,7 @@ from jaxlm.data import arrays, shards, windows
 from jaxlm.data.base import RowFormat, entropy
 from jaxlm.data.readers import Cutter, Piece
 from jaxlm.data.shards import Shards, Totals
-from jaxlm.data.splits import HeldOutRule, repeated
+from jaxlm.data.splits import HeldOutRule, leave_out_copies
 from jaxlm.data.store import Store, write_store
 from jaxlm.errors import UserError
 from tests.data.stand_ins import (
@@ -262,8 +262,8 @@ def test_splits_are_those_of_a_list_of_documents(tmp_path_factory, data):
     marks[0] = False
     removed = np.split(marks, np.cumsum([len(part.reader.given) for part in found])[:-1])
     shards_, text = split_text(folder / "s", [], share, parts=found, removed=removed)
-    leaves = repeated([text])[0] if share and text.has_tail else None
-    write_store(epath.Path(folder / "s"), "", share, shards_, text, leaves)
+    text = leave_out_copies([text])[0] if share and text.has_tail else text
+    write_store(epath.Path(folder / "s"), "", share, shards_, text)
     store = Store(folder / "s", shards_.folder)
     train, held_out = contents(store.train), contents(store.held_out)
 
@@ -282,7 +282,7 @@ def test_splits_are_those_of_a_list_of_documents(tmp_path_factory, data):
         for split, half in enumerate(halves[0]):
             if half:
                 expected[split].append((half, 0 < cut < len(each)))
-    if rule.tail < size and leaves is not None:
+    if rule.tail < size and text.num_copies:
         tail = {half for half, _ in expected[1]}
         expected[0][:] = [(half, is_cut) for half, is_cut in expected[0] if is_cut or half not in tail]
     assert train == [ids(half).tolist() for half, _ in expected[0] if half.strip()]
