@@ -1,9 +1,6 @@
 """The documents of `--data.source`.
 
-A source is `python-docs`, a file, a folder or a glob of .txt (documents separated by blank lines), .jsonl (one object
-per line), .csv and .tsv (a line of names first), each also .gz, .xz or .zst, and .parquet; or a dataset,
-`tfds:NAME[/CONFIG][:SPLIT]` or `hf:NAME[:CONFIG][:SPLIT]`. Commas separate several; a file that several name is read
-once. Every source is streamed: `Corpus.pieces()` never holds more than a few megabytes.
+See `jaxlm.data.text.TextData.source` for its forms. It is streamed: `Corpus.pieces()` holds a few megabytes at most.
 """
 
 from __future__ import annotations

@@ -3,12 +3,8 @@
 Exact duplicates have the same 128-bit hash of their text in NFC with white space collapsed. Near ones have MinHash
 signatures (Broder 1997) that agree in one of `BANDS` bands of `ROWS` hashes of the documents' shingles: with Jaccard
 similarity s, probability 1 - (1 - s^ROWS)^BANDS, 0.21 at 0.6, 0.77 at 0.75 and 0.99 at 0.85, as for FineWeb (Penedo et
-al. 2024). A document is left out if an earlier one, by part and then by place, shares its exact hash or a band with
-it, whether that one stays or not. So each key is looked at alone, as a shuffle does. (FineWeb and others make groups of
-groups: there, documents that share keys with a third one between them are one group, and one of all stays. Here a
-document stays that shares keys only with later ones.)
-
-The keys of a part are computed once, like a shard.
+al. 2024). A document is left out if an earlier one, by part and then by place, shares its exact hash or a band with it
+(README.md tells how this differs from groups of documents). The keys of a part are computed once, like a shard.
 """
 
 from __future__ import annotations
@@ -170,7 +166,7 @@ class Keys:
 def find_duplicates(keys: Keys, parts: Sequence[Part], folder: epath.Path) -> list[np.ndarray]:
     """Return which documents of each part repeat an earlier one: bool [documents].
 
-    The keys are sorted on the disk, some millions at a time. The result is kept in `folder`.
+    The keys are sorted in files, some millions at a time. The result is kept in `folder`.
     """
     sizes = list(at_once(keys.num_documents, parts))
     if not (folder / FACTS).exists():

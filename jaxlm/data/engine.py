@@ -1,7 +1,7 @@
 """The local engine: processes of this machine, one a core, each making one shard after the other.
 
-A job is a picklable function and the part that it makes a shard, or keys, of. The processes are started by themselves
-and not forked or spawned from this one, which may be a notebook or hold a device.
+A job is a picklable function and the part that it makes a shard, or keys, of. Each process is a command of its own, not
+forked or spawned by `multiprocessing`: this process may be a notebook or hold a device.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from jaxlm.paths import at_once
 from jaxlm.types import Report
 
 _ALONE = 1 << 25  # bytes of a text that one process reads before others have started
-_TOLD = 1 << 20  # bytes that a process reads between two answers
+_ANSWER = 1 << 20  # bytes that a process reads between two answers
 _MINUTE = 60.0  # seconds between two lines where there is no terminal
 
 
@@ -93,7 +93,7 @@ class _Progress:
         self._read: dict[Part, float] = {}
         self._finished = 0
         self._lock = threading.Lock()
-        self._start = self._told = time.monotonic()
+        self._start = self._last_shown = time.monotonic()
         columns = ("{task.description}", rich.progress.BarColumn(), rich.progress.DownloadColumn(),
                    rich.progress.TransferSpeedColumn(), rich.progress.TimeRemainingColumn())
         self.is_shown = sys.stderr.isatty()
@@ -117,10 +117,10 @@ class _Progress:
 
     def _show(self) -> None:
         now = time.monotonic()
-        if now - self._told < (0.2 if self.is_shown else _MINUTE):
+        if now - self._last_shown < (0.2 if self.is_shown else _MINUTE):
             return
         with self._lock:
-            self._told, done = now, self._finished + sum(self._read.values())
+            self._last_shown, done = now, self._finished + sum(self._read.values())
         self.bar.update(self._task, completed=done)
         if self.is_shown:
             return
@@ -201,7 +201,7 @@ def _serve() -> None:
     def progress(size: int) -> None:
         nonlocal waiting
         waiting += size
-        if waiting >= _TOLD:
+        if waiting >= _ANSWER:
             answers.write(pickle.dumps(waiting))
             waiting = 0
 

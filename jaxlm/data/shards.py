@@ -76,11 +76,7 @@ class Shards:
     def make(self, part: Part, progress: Progress = lambda size: None, cut: int | None = None) -> None:
         """Tokenize a part into its shard, unless it is complete.
 
-        Args:
-            part: the part.
-            progress: is told how much is read.
-            cut: where a document ends and another one begins, at the first white space from this byte on, for text
-                whose end is held out; None for nowhere.
+        For text whose end is held out, the document at byte `cut` is divided at the first white space from there on.
 
         Raises:
             UserError: the part cannot be read, or the shard cannot be written.
@@ -224,12 +220,9 @@ def hash_facts(hashes: np.ndarray, sizes: np.ndarray) -> dict[str, Any]:
     """Return the lowest and highest hash, and (hash, size) of the documents of LEAST bytes with the lowest hashes."""
     if not len(hashes):
         return {"lowest": None, "highest": None, "low": []}
-    few = np.argpartition(hashes, min(len(hashes), 1 << 12) - 1)[: 1 << 12]
-    few = few[np.argsort(hashes[few], kind="stable")]
-    if sizes[few].sum() < LEAST:
-        few = np.argsort(hashes, kind="stable")
-    few = few[: 1 + np.searchsorted(np.cumsum(sizes[few].astype(np.int64)), LEAST)]
-    low = [[int(hashes[i]), int(sizes[i])] for i in few]
+    order = np.argsort(hashes, kind="stable")
+    lowest = order[: 1 + np.searchsorted(np.cumsum(sizes[order].astype(np.int64)), LEAST)]
+    low = [[int(hashes[i]), int(sizes[i])] for i in lowest]
     return {"lowest": low[0][0], "highest": int(hashes.max()), "low": low}
 
 
@@ -242,11 +235,7 @@ class Shard:
     """
 
     def __init__(self, path: epath.Path) -> None:
-        """Read the facts.
-
-        Raises:
-            UserError: there are none, or they are damaged.
-        """
+        """Read the facts; raise UserError if there are none, or they are damaged."""
         self.path, self.facts = path, read_facts(path / FACTS, FORMAT)
 
     @property
