@@ -114,9 +114,10 @@ def file_state(path: str) -> list[int | str]:
 
 
 def at_once(ask: Callable[[Any], Any], paths: Sequence[Any]) -> Iterator[Any]:
-    """Yield ask(path) of each path, several at a time: a bucket takes long to answer."""
-    with ThreadPoolExecutor(_AT_ONCE if len(paths) > 1 else 1) as pool:
-        yield from pool.map(ask, paths)
+    """Yield ask(path) of each path, some at a time: a bucket takes long to answer, and all answers fill the memory."""
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        for start in range(0, len(paths), _AT_ONCE):
+            yield from pool.map(ask, paths[start : start + _AT_ONCE])
 
 
 def is_run_folder(path: str | os.PathLike[str]) -> bool:
@@ -154,17 +155,16 @@ def write_whole(path: epath.Path, data: bytes) -> None:
 
     In a bucket it is tried for about 15 seconds: gcsfs gives up at once if it loses the answer to an upload.
     """
-    for pause in (1, 2, 4, 8, 0) if in_bucket(path) else (0,):
-        try:
-            if in_bucket(path):
-                path.write_bytes(data)
-            else:
-                _write_file(path, data)
+    with writing(path):
+        if not in_bucket(path):
+            _write_file(path, data)
             return
-        except Exception as error:  # file systems and bucket clients raise different exceptions
-            if not pause:
-                raise UserError(f"{path} cannot be written ({cause(error)}); {remedy(error, path)}.") from error
+        for pause in (1, 2, 4, 8):
+            with contextlib.suppress(Exception):
+                path.write_bytes(data)
+                return
             time.sleep(pause)
+        path.write_bytes(data)
 
 
 def _write_file(path: epath.Path, data: bytes) -> None:
@@ -191,18 +191,29 @@ def new_folder(path: epath.Path, last: str) -> Iterator[epath.Path]:
         yield path
         return
     partial = path.parent / f".{path.name}.{secrets.token_hex(8)}.partial"
-    try:
+    with writing(path):
         if path.exists() and not (path / last).exists():  # damaged: no folder comes there without it
             path.rmtree()
         partial.mkdir(parents=True)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({cause(error)}); {remedy(error, path)}.") from error
     try:
         yield partial
-        with contextlib.suppress(OSError):  # it is there
-            partial.rename(path)
+        with writing(path):
+            try:
+                partial.rename(path)
+            except OSError:
+                if not (path / last).exists():  # another process has not written it
+                    raise
     finally:
         partial.rmtree(missing_ok=True)
+
+
+@contextlib.contextmanager
+def writing(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn every exception of a library that writes `path` into a UserError: each library has exceptions of its own."""
+    try:
+        yield
+    except Exception as error:
+        raise UserError(f"{path} cannot be written ({cause(error)}); {remedy(error, path)}.") from error
 
 
 def remedy(error: Exception, path: str | os.PathLike[str]) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from etils import epath
 
-from jaxlm.paths import write_whole
+from jaxlm.errors import UserError
+from jaxlm.paths import at_once, new_folder, write_whole
 
 
 def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
@@ -20,3 +22,23 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", watched)
     write_whole(path, b"four")
     assert synced == [(4, False)] and path.read_bytes() == b"four" and len(list(path.parent.iterdir())) == 1
+
+
+def test_a_folder_that_cannot_get_its_name_is_refused(tmp_path):
+    """Unless another process has written it meanwhile."""
+    path = epath.Path(tmp_path) / "shard"
+    with pytest.raises(UserError, match=f"{path} cannot be written"), new_folder(path, "facts.json"):
+        path.write_text("a file")
+    path.unlink()
+    with new_folder(path, "facts.json") as new:
+        (new / "tokens").write_text("of this process")
+        path.mkdir()
+        (path / "facts.json").write_text("of the other")
+    assert [file.name for file in path.iterdir()] == ["facts.json"] and len(list(path.parent.iterdir())) == 1
+
+
+def test_answers_that_nobody_has_taken_do_not_fill_the_memory():
+    asked = []
+    answers = at_once(lambda number: asked.append(number) or -number, range(1000))
+    assert next(answers) == 0 and len(asked) < 100
+    assert list(answers) == [-number for number in range(1, 1000)]

@@ -10,7 +10,7 @@ import argparse
 import os
 from pathlib import Path
 
-from jaxlm.commands.common import Parser, count, log_line, start_jax
+from jaxlm.commands.common import Parser, count, start_jax
 from jaxlm.errors import UserError
 from jaxlm.paths import local_folder
 
@@ -77,10 +77,10 @@ def _extend(arguments: list[str]) -> None:
 
     model = load_model(options.model)
     old, vocabulary = WordModel(model.tokenizer), model.tokenizer.vocabulary
-    words = old.count(TextData(source=options.source, text_field=options.text_field).sample(log_line))
+    words = old.count(TextData(source=options.source, text_field=options.text_field).sample())
     extension = extend_tokenizer(model.tokenizer, words, options.words)
     new, others = WordModel(extension.tokenizer), len(extension.pieces) - len(extension.words)
-    old_words = old.count(TextData(source=options.old_text).sample(log_line))
+    old_words = old.count(TextData(source=options.old_text).sample())
     first = [extension.tokenizer.vocabulary.pieces.index(word) for word in extension.words[:10]]
     lines = {
         "Words added": f"{len(extension.words):,} to {vocabulary.size:,} ids; pieces between, for merges: {others:,}",

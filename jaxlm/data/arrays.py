@@ -20,7 +20,7 @@ import numpy as np
 from etils import epath
 
 from jaxlm.errors import UserError
-from jaxlm.paths import cause, in_bucket, remedy, write_whole
+from jaxlm.paths import cause, in_bucket, write_whole, writing
 
 BLOCK = 1 << 12  # bytes
 STRIDE = 256
@@ -43,7 +43,10 @@ class ArrayWriter:
         """Create the file."""
         self.size = 0
         self._path, self._dtype, self._rest = path, np.dtype(dtype).newbyteorder("<"), b""
-        self._file = self._checked(lambda: path.open("wb"))
+        with writing(path):
+            self._file = path.open("wb")
+        if in_bucket(path):  # a file that an exception abandons would be uploaded, perhaps in place of a whole one
+            self._file.autocommit = False
 
     def append(self, values: np.ndarray) -> None:
         """Append a 1-D array."""
@@ -58,27 +61,21 @@ class ArrayWriter:
         """Finish the file and return the number of elements."""
         if self._rest:
             self._write(self._rest.ljust(_DATA, b"\0"))
-        self._checked(self._close)
+        with writing(self._path):
+            if in_bucket(self._path):
+                self._file.autocommit = True
+            else:
+                self._file.flush()
+                os.fsync(self._file.fileno())
+            self._file.close()
         return self.size
-
-    def _close(self) -> None:
-        if not in_bucket(self._path):
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        self._file.close()
 
     def _write(self, data: bytes) -> None:
         blocks = np.zeros((len(data) // _DATA, BLOCK), np.uint8)
         blocks[:, :_DATA] = np.frombuffer(data, np.uint8).reshape(-1, _DATA)
         blocks[:, _DATA : _DATA + 4] = _checksums(blocks)[:, None].view(np.uint8)
-        self._checked(lambda: self._file.write(blocks.tobytes()))
-
-    def _checked(self, action):
-        try:
-            return action()
-        except Exception as error:  # file systems and bucket clients raise different exceptions
-            advice = remedy(error, self._path)
-            raise UserError(f"{self._path} cannot be written ({cause(error)}); {advice}.") from error
+        with writing(self._path):
+            self._file.write(blocks.tobytes())
 
 
 def write_array(path: epath.Path, values: np.ndarray) -> None:
@@ -175,16 +172,18 @@ def ranges(start: np.ndarray, count: np.ndarray) -> np.ndarray:
     return np.repeat(start - before, count) + np.arange(int(count.sum()))
 
 
-class FlatArray:
-    """A finished array, read at random.
+class _Array:
+    """An array that is read by ranges.
 
     Attributes:
         size: number of elements.
     """
 
-    def __init__(self, path: epath.Path | str, dtype: str, size: int) -> None:
-        """Name the file; it is not opened yet."""
-        self.size, self._dtype, self._files = size, dtype, Files([os.fspath(path)], dtype)
+    size: int
+
+    def ranges(self, start: np.ndarray, count: np.ndarray) -> np.ndarray:
+        """Return count[i] elements from start[i], one range after the other."""
+        raise NotImplementedError
 
     def read(self, start: int, end: int) -> np.ndarray:
         """Return the elements from `start` to `end - 1`."""
@@ -192,13 +191,21 @@ class FlatArray:
 
     def windows(self, start: np.ndarray, length: int) -> np.ndarray:
         """Return `length` elements from each `start`: [starts, length], 0 past the end of the array."""
-        found = np.zeros((len(start), length), self._dtype)
         count = np.clip(self.size - start, 0, length)
-        found[np.arange(length) < count[:, None]] = self.ranges(start, count)
+        values = self.ranges(start, count)
+        found = np.zeros((len(start), length), values.dtype)
+        found[np.arange(length) < count[:, None]] = values
         return found
 
+
+class FlatArray(_Array):
+    """A finished array in a file."""
+
+    def __init__(self, path: epath.Path | str, dtype: str, size: int) -> None:
+        """Name the file; it is not opened yet."""
+        self.size, self._dtype, self._files = size, dtype, Files([os.fspath(path)], dtype)
+
     def ranges(self, start: np.ndarray, count: np.ndarray) -> np.ndarray:
-        """Return count[i] elements from start[i], one range after the other."""
         used = count > 0
         if not used.any():
             return np.zeros(0, self._dtype)
@@ -254,11 +261,11 @@ class Increasing:
 class IncreasingWriter:
     """Writer of an `Increasing` array from the differences of its elements."""
 
-    def __init__(self, path: epath.Path, last: int = 0) -> None:
+    def __init__(self, path: epath.Path) -> None:
         """Create the files."""
         self._array = ArrayWriter(path, "int64")
         self._samples = ArrayWriter(path.parent / f"{path.name}-samples", "int64")
-        self.last = last
+        self.last = 0
         self._write(np.zeros(1, np.int64))
 
     def append(self, differences: np.ndarray) -> None:
@@ -281,12 +288,8 @@ class IncreasingWriter:
         return size
 
 
-class Spliced:
-    """An array whose runs lie in several files: the tokens of a split, in the shards.
-
-    Attributes:
-        size: number of elements.
-    """
+class Spliced(_Array):
+    """An array whose runs lie in several files: the tokens of a split, in the shards."""
 
     def __init__(
         self, files: Files, starts: np.ndarray, runs: Increasing, places: FlatArray, base: np.ndarray | None = None
@@ -294,7 +297,7 @@ class Spliced:
         """Store the arguments.
 
         Args:
-            files: the files, numbered together one after the other.
+            files: the files, whose elements are numbered one file after the other.
             starts: number of the first element of each file, and of all: int64 [files + 1].
             runs: number in this array of the first element of each run, and of all.
             places: number in the files of the first element of each run.
@@ -303,19 +306,7 @@ class Spliced:
         self._files, self._starts, self._runs, self._places, self._base = files, starts, runs, places, base
         self.size = int(runs.samples[-1])
 
-    def read(self, start: int, end: int) -> np.ndarray:
-        """Return the elements from `start` to `end - 1`."""
-        return self._ranges(np.array([start]), np.array([end - start]))
-
-    def windows(self, start: np.ndarray, length: int) -> np.ndarray:
-        """Return `length` elements from each `start`: [starts, length], 0 past the end of the array."""
-        count = np.clip(self.size - start, 0, length)
-        values = self._ranges(start, count)
-        found = np.zeros((len(start), length), values.dtype)
-        found[np.arange(length) < count[:, None]] = values
-        return found
-
-    def _ranges(self, start: np.ndarray, count: np.ndarray) -> np.ndarray:
+    def ranges(self, start: np.ndarray, count: np.ndarray) -> np.ndarray:
         start, count = start[count > 0], count[count > 0]
         if not len(count):
             return np.zeros(0, np.int64)

@@ -31,11 +31,8 @@ _Numbered = tuple[int, Part]
 def run_pipeline(data: TextData, parts: Sequence[Part], tokenizer: Tokenizer, arguments: Sequence[str]) -> None:
     """Make the shards, keys and duplicates of a text that are missing.
 
-    Args:
-        data: the text.
-        parts: its parts.
-        tokenizer: the tokenizer, which reaches the workers within the pipeline.
-        arguments: pipeline options of Beam. Without `--runner` the pipeline runs in this process.
+    `arguments` are pipeline options of Beam; without `--runner` the pipeline runs in this process. The workers get the
+    tokenizer within the pipeline.
 
     Raises:
         UserError: Beam is not installed or refuses the options; or the sentence of a worker.
@@ -86,8 +83,7 @@ def _make(numbered: _Numbered, work: Work, failure: str) -> Iterator[_Numbered]:
 
     os.environ.setdefault("RAYON_NUM_THREADS", "1")  # Beam has a process for each core
     try:
-        if not work.is_done(part := numbered[1]):
-            work.make(part, Metrics.counter("jaxlm", "bytes_of_text").inc)
+        work.make(numbered[1], Metrics.counter("jaxlm", "bytes_of_text").inc)
     except UserError as error:  # if it went on, a runner would try again, and bury the sentence in a traceback
         write_whole(epath.Path(failure), str(error).encode())
     else:

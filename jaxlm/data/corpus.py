@@ -1,9 +1,6 @@
 """The documents of `--data.source`.
 
-A source is `python-docs`, a file, a folder or a glob of .txt (documents separated by blank lines), .jsonl (one object
-per line), .csv and .tsv (a line of names first), each also .gz, .xz or .zst, and .parquet; or a dataset,
-`tfds:NAME[/CONFIG][:SPLIT]` or `hf:NAME[:CONFIG][:SPLIT]`. Commas separate several; a file that several name is read
-once. Every source is streamed: `Corpus.pieces()` never holds more than a few megabytes.
+See `jaxlm.data.text.TextData.source` for its forms. It is streamed: `Corpus.pieces()` holds a few megabytes at most.
 """
 
 from __future__ import annotations
@@ -17,6 +14,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
+import fsspec
 from etils import epath
 
 from jaxlm.data import arrow_source, tfds_source
@@ -153,7 +151,9 @@ def _files(item: str) -> list[str]:
     elif path.exists():
         found = [str(path)]
     elif wild:
-        found = [file for file in _matches(item, wild.start()) if not epath.Path(file).is_dir()]
+        matches = _matches(item, wild.start())
+        folders = at_once(lambda file: epath.Path(file).is_dir(), matches)
+        found = [file for file, is_folder in zip(matches, folders, strict=True) if not is_folder]
     else:
         raise UserError(f"{item} does not exist; --data.source takes {SOURCES}.")
     if not any(map(kind_of, found)):
@@ -173,7 +173,10 @@ def _matches(pattern: str, wild: int) -> list[str]:
 
 def _walk(folder: epath.Path, seen: set[str]) -> Iterator[str]:
     """Yield all files below a folder, visiting every folder once even if links repeat it."""
-    if real_path(folder) not in seen:
+    if in_bucket(folder):  # one listing; a bucket is asked again whether an entry is a folder
+        store, name = fsspec.core.url_to_fs(os.fspath(folder))
+        yield from (store.unstrip_protocol(file) for file in store.find(name) if not file.endswith("/"))
+    elif real_path(folder) not in seen:
         seen.add(real_path(folder))
         for entry in folder.iterdir():
             if entry.is_dir():

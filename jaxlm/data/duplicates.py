@@ -3,19 +3,17 @@
 Exact duplicates have the same 128-bit hash of their text in NFC with white space collapsed. Near ones have MinHash
 signatures (Broder 1997) that agree in one of `BANDS` bands of `ROWS` hashes of the documents' shingles: with Jaccard
 similarity s, probability 1 - (1 - s^ROWS)^BANDS, 0.21 at 0.6, 0.77 at 0.75 and 0.99 at 0.85, as for FineWeb (Penedo et
-al. 2024). A document is left out if an earlier one, by part and then by place, shares its exact hash or a band with
-it, whether that one stays or not. So each key is looked at alone, as a shuffle does. (FineWeb and others make groups of
-groups: there, documents that share keys with a third one between them are one group, and one of all stays. Here a
-document stays that shares keys only with later ones.)
-
-The keys of a part are computed once, like a shard.
+al. 2024). A document is left out if an earlier one, by part and then by place, shares its exact hash or a band with it
+(README.md tells how this differs from groups of documents). The keys of a part are computed once, like a shard.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import sys
 import tempfile
@@ -31,7 +29,8 @@ from jaxlm.data.arrays import FlatArray, read_facts, write_array, write_facts
 from jaxlm.data.parts import Part
 from jaxlm.data.readers import NO_TEXT, PIECE, Piece
 from jaxlm.data.shards import FACTS, Progress
-from jaxlm.paths import at_once, new_folder
+from jaxlm.errors import UserError
+from jaxlm.paths import at_once, cause, new_folder
 
 Deduplicate = Literal["off", "exact", "near"]
 BANDS, ROWS = 14, 8
@@ -167,24 +166,22 @@ class Keys:
 def find_duplicates(keys: Keys, parts: Sequence[Part], folder: epath.Path) -> list[np.ndarray]:
     """Return which documents of each part repeat an earlier one: bool [documents].
 
-    The keys are sorted on the disk, some millions at a time. The result is kept in `folder`.
+    The keys are sorted in files, some millions at a time. The result is kept in `folder`.
     """
     sizes = list(at_once(keys.num_documents, parts))
     if not (folder / FACTS).exists():
-        ends = np.cumsum(sizes)
         repeats = np.zeros(sum(sizes), bool)
         for column in range(keys.num_columns if parts else 0):
             for numbers in _later_ones(keys, parts, sizes, column):
                 repeats[numbers] = True
-        for number, (size, end) in enumerate(zip(sizes, ends.tolist(), strict=True)):
-            write_mask(folder, number, repeats[end - size : end])
+        masks = [repeats[end - size : end] for size, end in zip(sizes, itertools.accumulate(sizes), strict=True)]
+        list(at_once(lambda number: write_mask(folder, number, masks[number]), range(len(masks))))
         finish_masks(folder)
 
-    def read(facts: tuple[int, int]) -> np.ndarray:
-        number, size = facts
-        return FlatArray(folder / str(number) / "repeats", "uint8", size).read(0, size).astype(bool)
+    def read(number: int) -> np.ndarray:
+        return FlatArray(folder / str(number) / "repeats", "uint8", sizes[number]).read(0, sizes[number]).astype(bool)
 
-    return list(at_once(read, list(enumerate(sizes))))
+    return list(at_once(read, range(len(parts))))
 
 
 def write_mask(folder: epath.Path, number: int, mask: np.ndarray) -> None:
@@ -198,15 +195,25 @@ def finish_masks(folder: epath.Path) -> None:
     write_facts(folder / FACTS, {"format": FORMAT})
 
 
+@contextlib.contextmanager
+def _scratch_folder(size: int) -> Iterator[str]:
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            yield folder
+    except OSError as error:
+        raise UserError(f"the keys of duplicates cannot be sorted in {tempfile.gettempdir()} ({cause(error)}); set the "
+                        f"variable TMPDIR to a folder with {size / 1e9:,.1f} GB of space.") from error
+
+
 def _later_ones(keys: Keys, parts: Sequence[Part], sizes: Sequence[int], column: int) -> Iterator[np.ndarray]:
     """Yield the numbers of documents that have the key of an earlier one in a column."""
     count = -(-sum(sizes) // _SORTED) or 1
-    with tempfile.TemporaryDirectory() as scratch:
+    with _scratch_folder(24 * sum(sizes)) as scratch:
         files = [Path(scratch, str(number)) for number in range(count)]
         before = 0
-        for part, size in zip(parts, sizes, strict=True):
-            rows = np.column_stack([keys.read(part, size, column), np.arange(before, before + size, dtype=np.uint64)])
-            before += size
+        for found in at_once(lambda number: keys.read(parts[number], sizes[number], column), range(len(parts))):
+            rows = np.column_stack([found, np.arange(before, before + len(found), dtype=np.uint64)])
+            before += len(found)
             place = (rows[:, 0] % np.uint64(count)).astype(np.int64)
             for number, file in enumerate(files):
                 with file.open("ab") as stream:

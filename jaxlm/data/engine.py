@@ -1,13 +1,13 @@
 """The local engine: processes of this machine, one a core, each making one shard after the other.
 
-A job is a picklable function and the part that it makes a shard, or keys, of. The processes are started by themselves
-and not forked or spawned from this one, which may be a notebook or hold a device.
+A job is a picklable function and the part that it makes a shard, or keys, of. Each process is a command of its own, not
+forked or spawned by `multiprocessing`: this process may be a notebook or hold a device.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
+import functools
 import os
 import pickle
 import queue
@@ -16,8 +16,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
+import rich.console
 import rich.progress
 
 from jaxlm.data.parts import EXPANSION, Part
@@ -26,6 +27,7 @@ from jaxlm.paths import at_once
 from jaxlm.types import Report
 
 _ALONE = 1 << 25  # bytes of a text that one process reads before others have started
+_ANSWER = 1 << 20  # bytes that a process reads between two answers
 _MINUTE = 60.0  # seconds between two lines where there is no terminal
 
 
@@ -45,27 +47,24 @@ Job = tuple[Work, Part]
 
 
 def run_jobs(jobs: Sequence[Job], workers: int, title: str, report: Report) -> None:
-    """Run the jobs that are not done.
+    """Run the jobs that are not done in `workers` processes, or one a core for 0; this process reads a small text.
 
-    Args:
-        jobs: the jobs.
-        workers: number of processes; 0 for one a core. A small text is read by this process.
-        title: what is done, for the progress.
-        report: gets a line about the start, and one a minute where there is no terminal.
+    `report` gets a line about the start, and one a minute where there is no terminal.
 
     Raises:
         UserError: a job fails; the others that have begun are finished first.
     """
-    jobs = missing(jobs)
+    jobs = missing_jobs(jobs)
     size = sum(part.size for _, part in jobs)
     if not jobs:
         return
     workers = min(workers or _cores(), len(jobs)) if size >= _ALONE else 1
     report(f"{title} ({size / 1e6:,.1f} MB in {len(jobs):,} parts)")
-    with _Progress(size, title, report) as progress:
+    progress = _Progress(size, title, report)
+    with progress.bar:
         if workers == 1:
             for work, part in jobs:
-                work.make(part, progress.of(part))
+                work.make(part, functools.partial(progress.add, part))
                 progress.finish(part)
         else:
             _in_processes(jobs, workers, progress)
@@ -76,7 +75,7 @@ def jobs_of(works: Sequence[Work], parts: Sequence[Part]) -> list[Job]:
     return [(work, part) for part in parts for work in works]
 
 
-def missing(jobs: Sequence[Job]) -> list[Job]:
+def missing_jobs(jobs: Sequence[Job]) -> list[Job]:
     """Return the jobs that are not done."""
     done = at_once(lambda job: job[0].is_done(job[1]), jobs)
     return [job for job, is_done in zip(jobs, done, strict=True) if not is_done]
@@ -90,35 +89,24 @@ class _Progress:
     """Progress over the bytes of parts: a bar on a terminal, else a line a minute."""
 
     def __init__(self, size: int, title: str, report: Report) -> None:
-        self._size, self._title, self._report = size, title, report
+        self._size, self._report = size, report
         self._read: dict[Part, float] = {}
         self._finished = 0
         self._lock = threading.Lock()
-        self._start = self._told = time.monotonic()
+        self._start = self._last_shown = time.monotonic()
         columns = ("{task.description}", rich.progress.BarColumn(), rich.progress.DownloadColumn(),
                    rich.progress.TransferSpeedColumn(), rich.progress.TimeRemainingColumn())
-        self._bar = rich.progress.Progress(*columns, transient=True) if sys.stderr.isatty() else None
+        self.is_shown = sys.stderr.isatty()
+        console = rich.console.Console(stderr=True)
+        self.bar = rich.progress.Progress(*columns, console=console, transient=True, disable=not self.is_shown)
+        self._task = self.bar.add_task(title.partition(" ")[0], total=size)
 
-    def __enter__(self) -> _Progress:
-        if self._bar is not None:
-            self._bar.start()
-            self._task = self._bar.add_task(self._title.partition(" ")[0], total=self._size)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def of(self, part: Part) -> Callable[[int], None]:
-        """Return what a part's progress is told to."""
-        scale = 1 / EXPANSION if part.is_compressed else 1
-
-        def told(size: int) -> None:
-            with self._lock:
-                self._read[part] = min(part.size, self._read.get(part, 0) + size * scale)
-            self._show()
-
-        return told
+    def add(self, part: Part, size: int) -> None:
+        """Count bytes of text of a part, at most its size."""
+        with self._lock:
+            read = self._read.get(part, 0) + size / (EXPANSION if part.is_compressed else 1)
+            self._read[part] = min(part.size, read)
+        self._show()
 
     def finish(self, part: Part) -> None:
         """Count a whole part."""
@@ -129,12 +117,12 @@ class _Progress:
 
     def _show(self) -> None:
         now = time.monotonic()
-        if now - self._told < (_MINUTE if self._bar is None else 0.2):
+        if now - self._last_shown < (0.2 if self.is_shown else _MINUTE):
             return
         with self._lock:
-            self._told, done = now, self._finished + sum(self._read.values())
-        if self._bar is not None:
-            self._bar.update(self._task, completed=done)
+            self._last_shown, done = now, self._finished + sum(self._read.values())
+        self.bar.update(self._task, completed=done)
+        if self.is_shown:
             return
         speed = done / (now - self._start)
         left = (self._size - done) / max(speed, 1)
@@ -155,7 +143,7 @@ def _in_processes(jobs: Sequence[Job], workers: int, progress: _Progress) -> Non
                 while not errors:
                     work, part = waiting.get_nowait()
                     for size in ask((work, part)):
-                        progress.of(part)(size)
+                        progress.add(part, size)
                     progress.finish(part)
         except queue.Empty:
             pass
@@ -173,7 +161,7 @@ def _in_processes(jobs: Sequence[Job], workers: int, progress: _Progress) -> Non
 
 @contextlib.contextmanager
 def _worker() -> Iterator[Callable[[Job], Iterator[int]]]:
-    """Start a process; what it gives sends the process a job and yields what its progress is told."""
+    """Start a process, and give a function that sends it a job and yields the bytes that it has read meanwhile."""
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "RAYON_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu",
     }
@@ -182,58 +170,51 @@ def _worker() -> Iterator[Callable[[Job], Iterator[int]]]:
     )
 
     def ask(job: Job) -> Iterator[int]:
-        with contextlib.suppress(BrokenPipeError):  # the process has died, which the answer tells
-            process.stdin.write(_packed(job))
+        try:
+            pickle.dump(job, process.stdin)
             process.stdin.flush()
-        for line in process.stdout:
-            kind, value = _unpacked(line)
-            if kind == "error":
-                raise value
-            if kind == "done":
-                return
-            yield value
-        raise UserError(
-            f"a process that tokenizes has ended with exit code {process.wait()}, perhaps for lack of memory; run "
-            "again, which goes on, with fewer --data.workers."
-        )
+            while isinstance(answer := pickle.load(process.stdout), int):
+                yield answer
+        except (OSError, EOFError, pickle.UnpicklingError) as error:
+            raise UserError(
+                f"a process that tokenizes has ended with exit code {process.wait()}, perhaps for lack of memory; run "
+                "again, which goes on, with fewer --data.workers."
+            ) from error
+        if answer is not None:
+            raise answer
 
     try:
         yield ask
     finally:
-        process.stdin.close()
+        with contextlib.suppress(OSError):  # it has died with a job unread
+            process.stdin.close()
         process.terminate()
         process.wait()
 
 
-def _packed(value: Any) -> bytes:
-    return base64.b64encode(pickle.dumps(value)) + b"\n"
-
-
-def _unpacked(line: bytes) -> Any:
-    return pickle.loads(base64.b64decode(line))
-
-
 def _serve() -> None:
-    """Do the jobs of standard input, and answer on standard output."""
+    """Do the jobs of standard input; answer on standard output with the bytes read, then with None or an error."""
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # what libraries print
-    for line in sys.stdin.buffer:
-        told = [0, time.monotonic()]
+    waiting = 0
 
-        def progress(size: int, told: list[float] = told) -> None:
-            told[0] += size
-            if time.monotonic() - told[1] > 0.2:
-                answers.write(_packed(("read", told[0])))
-                told[:] = 0, time.monotonic()
+    def progress(size: int) -> None:
+        nonlocal waiting
+        waiting += size
+        if waiting >= _ANSWER:
+            answers.write(pickle.dumps(waiting))
+            waiting = 0
 
+    while True:
+        work, part = pickle.load(sys.stdin.buffer)
         try:
-            work, part = _unpacked(line)
             work.make(part, progress)
-            answers.write(_packed(("done", None)))
+            answer = None
         except Exception as error:
-            answers.write(_packed(("error", error)))
+            answer = error
+        answers.write(pickle.dumps(answer))
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
+    with contextlib.suppress(KeyboardInterrupt, EOFError, BrokenPipeError):
         _serve()

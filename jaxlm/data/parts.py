@@ -124,27 +124,31 @@ class Part:
             yield from self.reader.read(file, self.start if start is None else start, self.end)
 
 
+def _part_size(size: int) -> int:
+    """Return the bytes of a part of a file that can be divided."""
+    return min(max(size // 16, LEAST), MOST)
+
+
 def parts_of_file(path: str, name: str, state: Sequence[int | str], reader: Reader) -> Iterator[Part]:
     """Yield the parts of a file, given its name without links and its state, which begins with its size."""
     size, facts = int(state[0]), json.dumps([name, *state])
-    goal = min(max(size // 16, LEAST), MOST)
     if size < 2 * LEAST or not path.lower().endswith(_DIVISIBLE):
         yield Part((path,), reader, facts, size)
     elif suffix_of(path) == ".parquet":
         groups = list(itertools.accumulate(arrow_source.parquet_groups(path)))
-        count = max(1, groups[-1] // min(max(groups[-1] // 16, LEAST), MOST))
+        count = max(1, groups[-1] // _part_size(groups[-1]))
         ends = sorted({1 + bisect.bisect_left(groups, groups[-1] * k // count) for k in range(1, count + 1)})
         for start, end in itertools.pairwise([0, *ends]):
             yield Part((path,), reader, facts, size * (end - start) // len(groups), start, end)
     else:
-        for start in range(0, size, goal):
-            end = min(start + goal, size)
+        for start in range(0, size, _part_size(size)):
+            end = min(start + _part_size(size), size)
             yield Part((path,), reader, facts, end - start, start, end)
 
 
 def parts_of_dataset(source: str, states: Sequence[str], size: int, rows: int, reader: Reader) -> Iterator[Part]:
     """Yield the parts of `python-docs`, or of a dataset of so many rows, given the states of its files."""
-    count = min(max(1, rows), -(-size // min(max(size // 16, LEAST), MOST))) if rows else 1
+    count = min(rows, -(-size // _part_size(size))) or 1
     for number in range(count):
         start, end = (rows * k // count for k in (number, number + 1))
         yield Part((source,), reader, json.dumps(states), size // count, start, end if rows else None)
@@ -152,26 +156,21 @@ def parts_of_dataset(source: str, states: Sequence[str], size: int, rows: int, r
 
 def grouped(parts: Sequence[Part]) -> list[Part]:
     """Join consecutive small files; a group ends where a hash of a name says so, so that it stays if others change."""
-    found, group = [], []
-
-    def close() -> None:
-        if group:
-            states = group[0].state if len(group) == 1 else json.dumps([part.state for part in group])
-            files = tuple(part.files[0] for part in group)
-            found.append(Part(files, group[0].reader, states, sum(part.size for part in group)))
-            group.clear()
-
+    groups: list[list[Part]] = []
+    is_open = False
     for part in parts:
-        if part.end is not None or part.size >= _SMALL or (group and group[0].reader != part.reader):
-            close()
-        if part.end is not None or part.size >= _SMALL:
-            found.append(part)
-            continue
-        group.append(part)
-        if zlib.crc32(os.path.basename(part.files[0]).encode()) % _TOGETHER == 0:
-            close()
-    close()
-    return found
+        is_small = part.end is None and part.size < _SMALL
+        if is_small and is_open:
+            groups[-1].append(part)
+        else:
+            groups.append([part])
+        is_open = is_small and zlib.crc32(os.path.basename(part.files[0]).encode()) % _TOGETHER != 0
+    return [group[0] if len(group) == 1 else _joined(group) for group in groups]
+
+
+def _joined(parts: Sequence[Part]) -> Part:
+    files = tuple(part.files[0] for part in parts)
+    return Part(files, parts[0].reader, json.dumps([part.state for part in parts]), sum(part.size for part in parts))
 
 
 def sample(parts: Sequence[Part], wanted: int) -> Iterator[str]:

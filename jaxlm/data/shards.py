@@ -16,8 +16,8 @@ A shard is complete if it has its `facts.json`. One that is there is not made ag
 
 from __future__ import annotations
 
+import array
 import dataclasses
-import functools
 import hashlib
 import heapq
 import json
@@ -76,11 +76,7 @@ class Shards:
     def make(self, part: Part, progress: Progress = lambda size: None, cut: int | None = None) -> None:
         """Tokenize a part into its shard, unless it is complete.
 
-        Args:
-            part: the part.
-            progress: is told how much is read.
-            cut: where a document ends and another one begins, at the first white space from this byte on, for text
-                whose end is held out; None for nowhere.
+        For text whose end is held out, the document at byte `cut` is divided at the first white space from there on.
 
         Raises:
             UserError: the part cannot be read, or the shard cannot be written.
@@ -105,7 +101,7 @@ class _ShardWriter:
         self._entities = ArrayWriter(folder / "entities", "uint32") if has_mentions else None
         self._names: dict[str, int] = {}  # of entities, with their places
         self._ends = ArrayWriter(folder / "ends", "uint64")
-        self._arrays: dict[str, list[int]] = {"hashes": [], "sizes": [], "sentences": []}
+        self._arrays = {name: array.array("Q") for name in ("hashes", "sizes", "sentences")}
         self._counts = np.zeros(vocabulary.size, np.int64)
         self._waiting: list[tuple[str, bool, Mentions]] = []  # text, whether it ends a sentence or document, mentions
         self._characters = self._groups = 0
@@ -224,12 +220,9 @@ def hash_facts(hashes: np.ndarray, sizes: np.ndarray) -> dict[str, Any]:
     """Return the lowest and highest hash, and (hash, size) of the documents of LEAST bytes with the lowest hashes."""
     if not len(hashes):
         return {"lowest": None, "highest": None, "low": []}
-    few = np.argpartition(hashes, min(len(hashes), 1 << 12) - 1)[: 1 << 12]
-    few = few[np.argsort(hashes[few], kind="stable")]
-    if sizes[few].sum() < LEAST:
-        few = np.argsort(hashes, kind="stable")
-    few = few[: 1 + np.searchsorted(np.cumsum(sizes[few].astype(np.int64)), LEAST)]
-    low = [[int(hashes[i]), int(sizes[i])] for i in few]
+    order = np.argsort(hashes, kind="stable")
+    lowest = order[: 1 + np.searchsorted(np.cumsum(sizes[order].astype(np.int64)), LEAST)]
+    low = [[int(hashes[i]), int(sizes[i])] for i in lowest]
     return {"lowest": low[0][0], "highest": int(hashes.max()), "low": low}
 
 
@@ -242,19 +235,15 @@ class Shard:
     """
 
     def __init__(self, path: epath.Path) -> None:
-        """Read the facts.
-
-        Raises:
-            UserError: there are none, or they are damaged.
-        """
+        """Read the facts; raise UserError if there are none, or they are damaged."""
         self.path, self.facts = path, read_facts(path / FACTS, FORMAT)
 
-    @functools.cached_property
+    @property
     def hashes(self) -> np.ndarray:
         """Hash of each document: uint64 [documents]."""
         return self._read("hashes", "uint64", self.facts["documents"])
 
-    @functools.cached_property
+    @property
     def sizes(self) -> np.ndarray:
         """Bytes of each document: int64 [documents]."""
         return self._read("sizes", "uint64", self.facts["documents"]).astype(np.int64)

@@ -9,16 +9,17 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from etils import epath
 
-from jaxlm.data.arrays import SPLITS, ArrayWriter, Files, FlatArray, Increasing, IncreasingWriter, Spliced
+from jaxlm.data.arrays import SPLITS, ArrayWriter, Files, FlatArray, Increasing, IncreasingWriter, Spliced, write_array
 from jaxlm.data.parts import Part
 from jaxlm.data.shards import LEAST, Shard, Shards, Totals, hash_facts
 from jaxlm.errors import UserError
+from jaxlm.paths import at_once
 
 TRAIN, HELD_OUT, LEFT_OUT = range(3)
 HASH_BITS = 64
@@ -59,6 +60,8 @@ class SplitText:
         rule: what is held out.
         tail: shard and document that the tail begins with.
         cut: number of the part that the tail divides, and the byte of its text; None where none is divided.
+        held_out_hashes: sorted hashes of held-out documents, whose copies to train on are left out; None for none.
+        num_copies: number of these copies.
     """
 
     shards: Sequence[Shard]
@@ -67,24 +70,19 @@ class SplitText:
     rule: HeldOutRule
     tail: tuple[int, int]
     cut: tuple[int, int] | None = None
+    held_out_hashes: np.ndarray | None = None
+    num_copies: int = 0
 
     @classmethod
     def of(
         cls, parts: Sequence[Part], shards: Shards, share: float, removed: Sequence[np.ndarray] = ()
     ) -> SplitText:
-        """Decide what is held out of a text; a shard that the tail divides is made anew.
+        """Decide what is held out of a text, given its share; a shard that the tail divides is made anew.
 
-        Args:
-            parts: parts of the text, which all have their shards.
-            shards: the shards.
-            share: share of the text to hold out.
-            removed: duplicates of each part, bool [documents].
+        All parts have their shards. `removed` are the duplicates of each part, bool [documents]; () for none.
         """
-        opened, removed = [Shard(shards.path(part)) for part in parts], list(removed)
-        for part, shard, own in zip(parts, opened, removed, strict=bool(removed)):
-            if len(own) != shard.facts["documents"]:
-                raise UserError(f"{part} changed while it was read; run again when it is complete.")
-        totals = Totals.of(_facts(opened, removed))
+        removed = list(removed)
+        opened, totals = _open(parts, shards, removed)
         rule = HeldOutRule.of(share, totals)
         tail, divided = (len(opened), 0), None
         if rule.tail < totals.bytes:
@@ -105,38 +103,43 @@ class SplitText:
         return self.tail[0] < len(self.shards) and self.totals.documents > 1
 
     def splits(self, number: int) -> np.ndarray:
-        """Return the split of each document of a shard, before what is held out elsewhere leaves: int8 [documents]."""
-        shard = self.shards[number]
-        found = np.where(shard.hashes < np.uint64(self.rule.below), HELD_OUT, TRAIN).astype(np.int8)
+        """Return the split of each document of a shard: int8 [documents]."""
+        hashes = self.shards[number].hashes
+        found = np.where(hashes < np.uint64(self.rule.below), HELD_OUT, TRAIN).astype(np.int8)
         if number >= self.tail[0]:
             found[self.tail[1] if number == self.tail[0] else 0 :] = HELD_OUT
         if self.removed:
             found[self.removed[number]] = LEFT_OUT
+        if self.held_out_hashes is not None:
+            count = np.searchsorted(self.held_out_hashes, hashes, side="right")
+            count -= np.searchsorted(self.held_out_hashes, hashes)
+            if (number, self.shards[number].facts["divided"]) == self.tail:
+                count[self.tail[1] - 1] -= 1  # the second half of a divided document is no copy of the first one
+            found[(found == TRAIN) & (count > 0)] = LEFT_OUT
         return found
 
-    def copies(self, number: int, held_out: np.ndarray) -> np.ndarray:
-        """Return which documents to train on of a shard are also held out: bool [documents].
 
-        Args:
-            number: number of the shard.
-            held_out: sorted hashes of all held-out documents.
-        """
-        shard, splits = self.shards[number], self.splits(number)
-        count = np.searchsorted(held_out, shard.hashes, side="right") - np.searchsorted(held_out, shard.hashes)
-        if (number, shard.facts["divided"]) == self.tail:
-            count[self.tail[1] - 1] -= 1  # the second half of a divided document is no copy of the first one
-        return (splits == TRAIN) & (count > 0)
+def _open(parts: Sequence[Part], shards: Shards, removed: Sequence[np.ndarray]) -> tuple[list[Shard], Totals]:
+    """Open the shards, and add up their facts without the documents that are removed.
 
+    The digest is that of all documents.
+    """
+    opened: list[Shard] = []
 
-def _facts(shards: Sequence[Shard], removed: Sequence[np.ndarray]) -> Iterator[dict[str, Any]]:
-    """Yield the facts of shards without the documents that are removed; the digest is that of all documents."""
-    for number, shard in enumerate(shards):
-        facts = dict(shard.facts)
-        if removed:
-            kept = ~removed[number]
-            facts |= hash_facts(shard.hashes[kept], shard.sizes[kept])
-            facts |= {"documents": int(kept.sum()), "bytes": int(shard.sizes[kept].sum())}
-        yield facts
+    def facts() -> Iterator[dict[str, Any]]:
+        for number, shard in enumerate(at_once(lambda part: Shard(shards.path(part)), parts)):
+            found = dict(shard.facts)
+            if removed:
+                if len(removed[number]) != found["documents"]:
+                    raise UserError(f"{parts[number]} changed while it was read; run again when it is complete.")
+                kept = ~removed[number]
+                sizes = shard.sizes[kept]
+                found |= {"documents": len(sizes), "bytes": int(sizes.sum()), **hash_facts(shard.hashes[kept], sizes)}
+            del shard.facts["low"]  # the lists of many shards would fill the memory
+            opened.append(shard)
+            yield found
+
+    return opened, Totals.of(facts())
 
 
 def _place(shards: Sequence[Shard], removed: Sequence[np.ndarray], tail: int) -> tuple[int, int, int | None]:
@@ -146,96 +149,80 @@ def _place(shards: Sequence[Shard], removed: Sequence[np.ndarray], tail: int) ->
     """
     before = 0
     for number, shard in enumerate(shards):
-        kept = ~removed[number] if removed else np.ones(shard.facts["documents"], bool)
-        ends = before + np.cumsum(shard.sizes * kept)
+        sizes = shard.sizes
+        ends = before + np.cumsum(sizes * ~removed[number] if removed else sizes)
         document = int(np.searchsorted(ends, tail, side="right"))
         if document < len(ends):
-            inside = tail - int(ends[document] - shard.sizes[document])
-            cut = int(shard.sizes[:document].sum()) + inside
+            inside = tail - int(ends[document] - sizes[document])
+            cut = int(sizes[:document].sum()) + inside
             return number, document, cut if inside else None
         before = int(ends[-1]) if len(ends) else before
-    raise ValueError(f"byte {tail} is after the text")
 
 
-def repeated(texts: Sequence[SplitText]) -> list[Callable[[int], np.ndarray] | None]:
-    """Return for each source which documents of a shard to leave out, since a source holds them out; None for none.
+def leave_out_copies(texts: Sequence[SplitText]) -> list[SplitText]:
+    """Leave out of each source the documents to train on that a source holds out.
 
     Sources hold out different shares, and the tail of a small text may repeat a document before it. Documents are equal
-    if their hashes are. A source keeps its repeats if it would otherwise be empty.
+    if their hashes are. A source keeps its copies if it would otherwise be empty.
     """
-    held_out = np.sort(np.concatenate([
-        shard.hashes[text.splits(number) == HELD_OUT] for text in texts for number, shard in enumerate(text.shards)
-    ]))
-    found: list[Callable[[int], np.ndarray] | None] = []
+    def hashes(place: tuple[SplitText, int]) -> np.ndarray:
+        text, number = place
+        return text.shards[number].hashes[text.splits(number) == HELD_OUT]
+
+    places = [(text, number) for text in texts for number in range(len(text.shards))]
+    held_out = np.sort(np.concatenate(list(at_once(hashes, places))))
+    found = []
     for text in texts:
-        copies = trained = 0
-        for number in range(len(text.shards)):
-            copies += int(text.copies(number, held_out).sum())
-            trained += int((text.splits(number) == TRAIN).sum())
-        found.append(_copies(text, held_out) if 0 < copies < trained else None)
+        without = dataclasses.replace(text, held_out_hashes=held_out)
+        trained, left = _num_trained(text), _num_trained(without)
+        found.append(dataclasses.replace(without, num_copies=trained - left) if 0 < left < trained else text)
     return found
 
 
-def _copies(text: SplitText, held_out: np.ndarray) -> Callable[[int], np.ndarray]:
-    return lambda number: text.copies(number, held_out)
+def _num_trained(text: SplitText) -> int:
+    return sum(at_once(lambda number: int((text.splits(number) == TRAIN).sum()), range(len(text.shards))))
 
 
 def tokens_of(folder: epath.Path, paths: Sequence[str], sizes: Sequence[int], dtype: str, runs: int,
               name: str = "tokens", base: np.ndarray | None = None) -> Spliced:
-    """Open the tokens, or entities, of a split.
-
-    Args:
-        folder: folder of the split.
-        paths: folders of the shards.
-        sizes: number of tokens of each shard.
-        dtype: their type.
-        runs: number of runs of the split.
-        name: name of the array in the shards.
-        base: see `Spliced`.
-    """
+    """Open the tokens, or the array `name`, of a split: `runs` runs in the shards at `paths` of `sizes` tokens each."""
     files = Files([f"{path}/{name}" for path in paths], dtype)
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
     return Spliced(files, starts, Increasing(folder / "runs", runs), FlatArray(folder / "places", "int64", runs), base)
 
 
-class Index:
-    """The index of a token store, which tells where the tokens of each split lie.
+def write_index(folder: epath.Path, text: SplitText) -> tuple[dict[str, dict[str, int]], str]:
+    """Write the arrays `offsets`, `runs`, `places` and `counts` of each split in a folder.
 
-    Attributes:
-        parts: of each split, numbers of documents, tokens, runs and bytes of text, and the longest document.
-        counts: of each split, the count of each id: int64 [vocabulary].
-        left_out: SHA-256 (hex) of the documents that are left out; "" for none.
-        num_left_out: number of documents to train on that are left out since they are held out.
+    Returns:
+        Of each split, numbers of documents, tokens, runs and bytes of text, and the longest document; and a SHA-256
+        (hex) of which documents are left out, "" for none.
     """
+    writers = [_SplitWriter(folder / name) for name in SPLITS]
+    left_out, place, total = hashlib.sha256(), 0, np.zeros(text.shards[0].facts["vocabulary"], np.int64)
 
-    def __init__(self, folder: epath.Path, text: SplitText, leaves: Callable[[int], np.ndarray] | None) -> None:
-        """Write the arrays `offsets`, `runs` and `places` of each split in a folder."""
-        writers = [_SplitWriter(folder / name) for name in SPLITS]
-        marks, self.num_left_out, place = hashlib.sha256(), 0, 0
-        total = np.zeros(text.shards[0].facts["vocabulary"], np.int64)
-        for number, shard in enumerate(text.shards):
-            splits = text.splits(number)
-            if leaves is not None:
-                left = leaves(number)
-                self.num_left_out += int(left.sum())
-                splits[left] = LEFT_OUT
-            marks.update(np.packbits(splits == LEFT_OUT).tobytes())
-            sentences, ends = shard.sentences, shard.ends
-            of_units = splits if sentences is None else np.repeat(splits, sentences)
-            for split, writer in enumerate(writers):
-                writer.add(place, ends, of_units == split, int(shard.sizes[splits == split].sum()))
-            place += shard.facts["tokens"]
-            total += shard.counts
-            vars(shard).pop("hashes", None), vars(shard).pop("sizes", None)  # which would fill the memory
-        self.parts = {name: writer.close() for name, writer in zip(SPLITS, writers, strict=True)}
-        paths, facts = [os.fspath(shard.path) for shard in text.shards], [shard.facts for shard in text.shards]
-        sizes, dtype = [each["tokens"] for each in facts], facts[0]["dtype"]
-        self.counts = {
-            name: count_ids(tokens_of(folder / name, paths, sizes, dtype, self.parts[name]["runs"]), len(total))
-            for name in SPLITS[1:]
-        }
-        self.counts["train"] = total - self.counts["held_out"] - self.counts["left_out"]
-        self.left_out = marks.hexdigest() if self.parts["left_out"]["text_bytes"] else ""
+    def read(number: int) -> tuple[np.ndarray | None, ...]:
+        shard = text.shards[number]
+        return text.splits(number), shard.sizes, shard.sentences, shard.ends, shard.counts
+
+    found = at_once(read, range(len(text.shards)))
+    for shard, (splits, sizes, sentences, ends, counts) in zip(text.shards, found, strict=True):
+        left_out.update(np.packbits(splits == LEFT_OUT).tobytes())
+        unit_splits = splits if sentences is None else np.repeat(splits, sentences)
+        for split, writer in enumerate(writers):
+            writer.add(place, ends, unit_splits == split, int(sizes[splits == split].sum()))
+        place += shard.facts["tokens"]
+        total += counts
+    facts = {name: writer.close() for name, writer in zip(SPLITS, writers, strict=True)}
+    paths, sizes = zip(*((os.fspath(shard.path), shard.facts["tokens"]) for shard in text.shards), strict=True)
+    for name in ("held_out", "left_out"):
+        tokens = tokens_of(folder / name, paths, sizes, text.shards[0].facts["dtype"], facts[name]["runs"])
+        counts = count_ids(tokens, len(total))
+        total -= counts
+        if name == "held_out":
+            write_array(folder / name / "counts", counts)
+    write_array(folder / "train" / "counts", total)
+    return facts, left_out.hexdigest() if facts["left_out"]["text_bytes"] else ""
 
 
 class _SplitWriter:

@@ -13,21 +13,21 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from etils import epath
 
-from jaxlm.data.arrays import FlatArray, Increasing, read_facts, write_array, write_facts
+from jaxlm.data.arrays import FlatArray, Increasing, read_facts, write_facts
 from jaxlm.data.base import RowFormat, Statistics, entropy
 from jaxlm.data.batches import Batches
 from jaxlm.data.readers import read_names
 from jaxlm.data.shards import Shard, Shards
-from jaxlm.data.splits import Index, SplitText, tokens_of
+from jaxlm.data.splits import SplitText, tokens_of, write_index
 from jaxlm.data.windows import DocumentWindows, PackedWindows, Split
 from jaxlm.errors import UserError
-from jaxlm.paths import new_folder
+from jaxlm.paths import at_once, new_folder
 from jaxlm.tokenizers.unknown import NUM_WORDS, describe_unknown
 
 FORMAT = 4
@@ -35,29 +35,15 @@ FORMAT = 4
 MANIFEST = "manifest.json"
 
 
-def write_store(
-    folder: epath.Path, source: str, held_out: float, shards: Shards, text: SplitText,
-    leaves: Callable[[int], np.ndarray] | None = None,
-) -> None:
-    """Write the store of a text whose shards are complete.
-
-    Args:
-        folder: folder of the store.
-        source: name of the text, for messages.
-        held_out: share of the text that is held out.
-        shards: what made the shards.
-        text: the shards, with their splits.
-        leaves: which documents of a shard are left out since they are held out; None for none.
-    """
+def write_store(folder: epath.Path, source: str, held_out: float, shards: Shards, text: SplitText) -> None:
+    """Write the store of a text; `source` is its name for messages, and `held_out` the share that is held out."""
     tokenizer = shards.tokenizer
     if is_finished(folder):  # another process has written it, and may read it already
         return
     with new_folder(folder, MANIFEST) as new:
-        index = Index(new, text, leaves)
-        for split in ("train", "held_out"):
-            write_array(new / split / "counts", index.counts[split])
+        parts, left_out = write_index(new, text)
         facts = {"format": FORMAT, "text": text.totals.digest, "tokenizer": tokenizer.fingerprint, "held_out": held_out,
-                 "sentences": shards.sentences, "left_out": index.left_out}
+                 "sentences": shards.sentences, "left_out": left_out}
         words = dict.fromkeys(word for shard in text.shards for word in shard.facts["unknown_words"])
         manifest = facts | {
             "fingerprint": hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest(),
@@ -71,8 +57,8 @@ def write_store(
             "blank": sum(shard.facts["blank"] for shard in text.shards),
             "documents": sum(shard.facts["documents"] for shard in text.shards),
             "duplicates": int(sum(removed.sum() for removed in text.removed)),
-            "also_held_out": index.num_left_out,
-            "parts": index.parts,
+            "also_held_out": text.num_copies,
+            "parts": parts,
             "cut": text.cut,
             "shards": [[shard.path.name, shard.facts["tokens"]] for shard in text.shards],
         }
@@ -127,7 +113,7 @@ class Store:
     def summary(self) -> str:
         """Sizes of both splits, in one line."""
         train, held_out = self.train, self.held_out
-        unit = self.manifest.get("unit", "documents")
+        unit = self.manifest["unit"]
         of = f"{held_out.documents:,} of {train.documents + held_out.documents:,} {unit}"
         if self.manifest["held_out_tail"]:
             of = f"the last {held_out.text_bytes:,} bytes of the text, which has few documents"
@@ -216,7 +202,7 @@ class Store:
     @functools.cached_property
     def _names_by_shard(self) -> list[list[str]]:
         """Names of the entities of each shard."""
-        return [Shard(epath.Path(path)).facts["names"] for path in self._shards]
+        return list(at_once(lambda path: Shard(epath.Path(path)).facts["names"], self._shards))
 
     @functools.cached_property
     def _entity_names(self) -> list[str]:

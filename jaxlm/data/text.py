@@ -16,12 +16,12 @@ from jaxlm.data.cache import cache_folder
 from jaxlm.data.corpus import SOURCES, Corpus, open_corpus
 from jaxlm.data.describe import describe_text
 from jaxlm.data.duplicates import Deduplicate, Keys, find_duplicates
-from jaxlm.data.engine import Work, jobs_of, missing, run_jobs
+from jaxlm.data.engine import Work, jobs_of, missing_jobs, run_jobs
 from jaxlm.data.mixture import Mixture, parse_mixture, shares_of
 from jaxlm.data.parts import Part, Reader, sample
 from jaxlm.data.rows import kind_of
 from jaxlm.data.shards import Shards
-from jaxlm.data.splits import SplitText, repeated
+from jaxlm.data.splits import SplitText, leave_out_copies
 from jaxlm.data.store import FORMAT, Store, is_finished, write_store
 from jaxlm.errors import UserError
 from jaxlm.fields import field
@@ -112,7 +112,7 @@ class TextData(Data):
             tokenizer.vocabulary.id(name)
         return tokenizer
 
-    def sample(self, report: Report = print) -> list[str]:
+    def sample(self) -> list[str]:
         """Return some ten megabytes of the text from evenly spaced places, for the words of a vocabulary.
 
         They have the sources of a mixture by their shares in bytes. At most ten times as much is read.
@@ -141,7 +141,7 @@ class TextData(Data):
 
     def missing(self, parts: Sequence[Part], tokenizer: Tokenizer) -> list[int]:
         """Return the numbers of parts that lack a shard or keys; see `jaxlm.data.base.Data`."""
-        found = {part for _, part in missing(jobs_of(self.works(tokenizer), parts))}
+        found = {part for _, part in missing_jobs(jobs_of(self.works(tokenizer), parts))}
         return [number for number, part in enumerate(parts) if part in found]
 
     def tokenize(self, tokenizer: Tokenizer, shard: int, shards: int, report: Report = print) -> None:
@@ -195,12 +195,12 @@ class TextData(Data):
         return Reader(self.text_field)
 
     def _shards(self, tokenizer: Tokenizer) -> Shards:
-        return Shards(str(cache_folder(self.cache_dir) / "shards"), tokenizer, self.sentences)
+        return Shards(str(self.shared_cache / "shards"), tokenizer, self.sentences)
 
     @property
     def keys(self) -> Keys:
         """What computes the keys of a part."""
-        return Keys(str(cache_folder(self.cache_dir) / "keys"), self.deduplicate == "near")
+        return Keys(str(self.shared_cache / "keys"), self.deduplicate == "near")
 
     def _tokenize(self, sources: _Sources, tokenizer: Tokenizer, report: Report, share: slice = slice(None)) -> None:
         """Tokenize a share of the parts.
@@ -235,7 +235,7 @@ class TextData(Data):
         for number, name in enumerate(names):  # what a source holds out depends on the others
             facts = [FORMAT, self.held_out, self.deduplicate, list(names.values()), number]
             key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:20]
-            folders[name] = cache_folder(self.cache_dir) / "stores" / key
+            folders[name] = self.shared_cache / "stores" / key
         return folders
 
     def _write_stores(
@@ -256,17 +256,16 @@ class TextData(Data):
                 raise UserError(f"{corpus.source} holds no text; every document in it is empty.")
         # By its hash, a source holds out all copies of a document.
         is_alone = len(texts) == 1 and not texts[0].has_tail
-        leaves = [None] * len(texts)
         if self.held_out and self.deduplicate == "off" and not is_alone:
-            leaves = repeated(texts)
-        for folder, corpus, text, own in zip(folders.values(), corpora, texts, leaves, strict=True):
-            write_store(folder, corpus.source, self.held_out, shards, text, own)
+            texts = leave_out_copies(texts)
+        for folder, corpus, text in zip(folders.values(), corpora, texts, strict=True):
+            write_store(folder, corpus.source, self.held_out, shards, text)
 
     def duplicates_folder(self, parts: Sequence[Part]) -> epath.Path:
         """Return the folder of the duplicates among parts."""
         names = [self.keys.path(part).name for part in parts]
         name = hashlib.sha256(json.dumps(names).encode()).hexdigest()[:24]
-        return cache_folder(self.cache_dir) / "duplicates" / name
+        return self.shared_cache / "duplicates" / name
 
     def check_store(self, store: Store) -> None:
         """Raise UserError for the store of a text that lacks what this data needs."""
@@ -277,14 +276,14 @@ class TextData(Data):
         return TokenBatch(tokens, np.indices(tokens.shape, np.int32)[0] + 1)
 
     def _trained_tokenizer(self, symbols: Sequence[str], report: Report) -> Tokenizer:
-        texts = self.sample(report)
+        texts = self.sample()
         settings = {"kind": self.tokenizer_kind, "vocab_size": self.vocab_size, "normalization": self.normalization}
         read = hashlib.sha256()
         for text in texts:
             read.update(replace_surrogates(text).encode() + b"\0")
         facts = json.dumps([3, read.hexdigest(), settings, *symbols])
         name = hashlib.sha256(facts.encode()).hexdigest()[:20]
-        folder = cache_folder(self.cache_dir) / "tokenizers" / name
+        folder = self.shared_cache / "tokenizers" / name
         if not (folder / MARKER).exists():
             report(f"Training a vocabulary of {self.vocab_size:,} ({self.tokenizer_kind}) on {self.source}")
             train_tokenizer(iter(texts), str(folder), symbols=symbols, **settings)

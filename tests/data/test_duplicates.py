@@ -20,6 +20,7 @@ from jaxlm.data.arrays import write_array, write_facts
 from jaxlm.data.duplicates import BANDS, ROWS, SHINGLE, Keys, document_keys, find_duplicates, minima, word_hashes
 from jaxlm.data.readers import NO_TEXT, PIECE, Cutter
 from jaxlm.data.text import TextData
+from jaxlm.errors import UserError
 from tests.data.stand_ins import contents, part_of, parts_of, whole
 from tests.data.test_text import prepare, write_words
 from tests.params import first_fast
@@ -277,6 +278,15 @@ def test_repeats_are_those_of_all_pairs(tmp_path, monkeypatch, size):
             assert [len(part) for part in found] == np.diff([0, *ends, count]).tolist()
             assert np.concatenate(found).tolist() == expected
         assert count == 1 or 5 < sum(expected) < count - 5
+
+
+def test_keys_that_cannot_be_sorted_are_a_sentence(tmp_path, monkeypatch):
+    made, found = Keys(str(tmp_path), False), parts_of(whole(["a", "b", "a"]))
+    for part in found:
+        made.make(part)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
+    with pytest.raises(UserError, match=r"cannot be sorted in .*nowhere .* set the variable TMPDIR to a folder with 0"):
+        find_duplicates(made, found, epath.Path(tmp_path / "found"))
 
 
 def test_keys_of_a_part_are_made_once(tmp_path):

@@ -18,6 +18,7 @@ import pytest
 from etils import epath
 
 from jaxlm.cli import main
+from jaxlm.data.corpus import open_corpus
 from jaxlm.data.store import Store
 from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
@@ -183,6 +184,7 @@ def test_text_and_token_stores(store, request, tmp_path, monkeypatch):
     for source, cache in ((text, tmp_path / "cache"), (bucket / "texts" / "*.txt", bucket / "cache")):
         data = TextData(source=str(source), length=32, vocab_size=512, held_out=0.1, cache_dir=str(cache))
         stores.append(data.open(data.prepare_tokenizer()))
+    assert list(open_corpus(str(bucket / "texts")).parts) == data.parts()
     ours, theirs = stores
     assert theirs.folder.startswith(str(bucket / "cache" / "stores")) and ours.fingerprint == theirs.fingerprint
     for split in ("train", "held_out"):
