@@ -164,7 +164,7 @@ def grouped(parts: Sequence[Part]) -> list[Part]:
             groups[-1].append(part)
         else:
             groups.append([part])
-        is_open = is_small and zlib.crc32(os.path.basename(part.files[0]).encode()) % _TOGETHER != 0
+        is_open = is_small and zlib.crc32(os.fsencode(os.path.basename(part.files[0]))) % _TOGETHER != 0
     return [group[0] if len(group) == 1 else _joined(group) for group in groups]
 
 
