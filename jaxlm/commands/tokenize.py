@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> None:
         then = "" if missing else ": --finish writes the token store"
         print(f"Shard {options.shard} is stored. Of {len(parts):,} parts {missing:,} are missing{then}.")
         return
-    _require_all(parts, data.missing(parts, tokenizer))
+    _require_all(parts, data.missing(parts, tokenizer), getattr(data, "deduplicate", "off"))
     print(data.open(tokenizer).summary)
     if options.report:
         data.describe(tokenizer)
@@ -79,12 +79,13 @@ def _check(options: argparse.Namespace, pipeline: list[str]) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def _require_all(parts: Sequence[Part], missing: Sequence[int]) -> None:
-    """Raise UserError if parts are not tokenized."""
+def _require_all(parts: Sequence[Part], missing: Sequence[int], kind: str) -> None:
+    """Raise UserError if parts lack their shard, or their keys for duplicates of a kind."""
     if missing:
+        flag = f" with --data.deduplicate {kind}" * (kind != "off")
         first = ", ".join(f"{number} ({parts[number]})" for number in missing[:_FIRST])
         raise UserError(
             f"{len(missing):,} of {len(parts):,} parts are missing: {first}{', …' * (len(missing) > _FIRST)}; repeat "
-            "their --shard I/N, where I is the number of a part modulo N, or run the command without --finish, which "
-            "tokenizes them here."
+            f"their --shard I/N{flag}, where I is the number of a part modulo N, or run the command without --finish, "
+            "which tokenizes them here."
         )

@@ -59,7 +59,7 @@ def run_jobs(jobs: Sequence[Job], workers: int, title: str, report: Report) -> N
     if not jobs:
         return
     workers = min(workers or _cores(), len(jobs)) if size >= _ALONE else 1
-    report(f"{title} ({size / 1e6:,.1f} MB in {len(jobs):,} parts)")
+    report(f"{title} ({size / 1e6:,.1f} MB in {len(jobs):,} part{'s' * (len(jobs) > 1)})")
     progress = _Progress(size, title, report)
     with progress.bar:
         if workers == 1:
@@ -166,7 +166,8 @@ def _worker() -> Iterator[Callable[[Job], Iterator[int]]]:
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "RAYON_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu",
     }
     process = subprocess.Popen(
-        [sys.executable, "-m", "jaxlm.data.engine"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+        [sys.executable, "-m", "jaxlm.data.engine"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment,
+        start_new_session=True,  # Ctrl-C reaches this process alone, which ends the others
     )
 
     def ask(job: Job) -> Iterator[int]:

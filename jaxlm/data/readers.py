@@ -160,9 +160,9 @@ def open_text(path: str, start: int = 0, end: int | None = None) -> Iterator[Tex
                     yield io.TextIOWrapper(stream, encoding="utf-8" if start else "utf-8-sig", newline="\n")
         except UnicodeDecodeError as error:
             likely = _likely_encoding(error.object)
+            convert = f"convert it (`iconv -f {likely} -t UTF-8 FILE > NEW`)" if likely != "unknown" else "convert it"
             raise UserError(
-                f"{path} is not UTF-8 text (its likely encoding: {likely}); convert it (`iconv -f {likely} -t UTF-8 "
-                "FILE > NEW`) or leave it out."
+                f"{path} is not UTF-8 text (its likely encoding: {likely}); {convert} or leave it out."
             ) from error
         except (EOFError, lzma.LZMAError, zlib.error, zstandard.ZstdError) as error:
             raise UserError(
@@ -216,7 +216,8 @@ def _likely_encoding(data: bytes) -> str:
     close = [each for each in found if each.chaos < found[0].chaos + 0.05 and each.coherence > found[0].coherence - 0.1]
     names = [name for each in close for name in each.could_be_from_charset] or ["unknown"]
     # Short Western European texts fit other Latin encodings as well, which are rarer.
-    return ("cp1252" if "cp1252" in names else names[0]).upper().replace("_", "-")
+    name = "cp1252" if "cp1252" in names else names[0]
+    return name if name == "unknown" else name.upper().replace("_", "-")
 
 
 def _decompressed(raw: BinaryIO, path: str) -> Any:

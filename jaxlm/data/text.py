@@ -157,7 +157,7 @@ class TextData(Data):
         sources = self._sources()
         for _, corpus, _ in sources.values():
             if corpus.remark:
-                report(corpus.remark)
+                report(f"{corpus.source}: {corpus.remark}" if len(sources) > 1 else corpus.remark)
         stores = self._stores(sources, tokenizer, report)
         return stores.get("") or Mixture(stores, [weight for *_, weight in sources.values()], self.temperature)
 
@@ -209,8 +209,9 @@ class TextData(Data):
         """
         folders = self._folders(sources, tokenizer).values()
         if not in_bucket(self.shared_cache) or not all(map(is_finished, folders)):
-            jobs = jobs_of(self.works(tokenizer), _parts_of(sources)[share])
-            run_jobs(jobs, self.workers, f"Tokenising {self.source}", report)
+            parts = _parts_of(sources)[share]
+            for verb, work in zip(("Tokenising", "Hashing"), self.works(tokenizer), strict=False):
+                run_jobs(jobs_of([work], parts), self.workers, f"{verb} {self.source}", report)
 
     def _stores(self, sources: _Sources, tokenizer: Tokenizer, report: Report) -> dict[str, Store]:
         """Open the token store of each source, and make what is missing."""

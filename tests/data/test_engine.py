@@ -102,7 +102,7 @@ def test_progress_is_told(data, monkeypatch, tmp_path, is_compressed):
     jobs = jobs_of(data.works(ByteTokenizer()), data.parts())
     run_jobs(jobs, 1, "Tokenising it", said.append)
     size = sum(part.size for _, part in jobs) / 1e6
-    assert said[0] == f"Tokenising it ({size:,.1f} MB in {len(jobs):,} parts)"
+    assert said[0] == f"Tokenising it ({size:,.1f} MB in {len(jobs):,} part{'s' * (len(jobs) > 1)})"
     told = [re.fullmatch(r"([\d,]+) of ([\d,]+) MB, [\d,.]+ MB/s, [\d,]+ min left", line) for line in said[1:]]
     assert len(told) > 2 and all(told)
     done = [float(match[1]) for match in told]
