@@ -31,4 +31,4 @@ def test_ten_tests_of_resumption_at_the_default_optimization_level():
         [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "", *(f"tests/{test}" for test in TESTS)],
         env=environment | {"XLA_FLAGS": ""}, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False,
     )
-    assert found.returncode == 0 and f"{len(TESTS)} passed" in found.stdout, found.stdout[-4000:]
+    assert found.returncode == 0 and found.stdout.startswith("." * len(TESTS)), found.stdout[-4000:]
