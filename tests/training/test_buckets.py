@@ -269,7 +269,7 @@ def test_a_run_of_two_processes_is_killed_twice_and_ends_on_four(gcs, preset, tm
     assert len(parts) == 3 and 0 < len(shards()) < 3
     kill_both_when(lambda: any((gcs / "run" / "checkpoints").glob("*/commit_success.txt")), tmp_path / "2")
     output = (tmp_path / "2" / "process0.log").read_text()
-    assert f"MB in {left} parts" in output if left else "Tokenising" not in output
+    assert f"MB in {left} part" in output if left else "Tokenising" not in output
     assert saved_steps(gcs / "run")[-1] < 100
     four = processes(tmp_path / "4", *[arguments] * 4)
     for process in four:
