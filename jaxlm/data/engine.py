@@ -161,7 +161,10 @@ def _in_processes(jobs: Sequence[Job], workers: int, progress: _Progress) -> Non
 
 @contextlib.contextmanager
 def _worker() -> Iterator[Callable[[Job], Iterator[int]]]:
-    """Start a process, and give a function that sends it a job and yields the bytes that it has read meanwhile."""
+    """Start a process, and give a function that sends it a job and yields the bytes that it has read meanwhile.
+
+    Both talk in pickles over its pipes; none is ever read from a file.
+    """
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "RAYON_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu",
     }
