@@ -1,22 +1,23 @@
 #!/usr/bin/env bash
 # Figures of one GPU within seven minutes, the most important first:
-#   ./launch/gpu_figures.sh [FOLDER]
-# Each part has a limit of its own, and none compiles while another does. FOLDER (figures) gets a log of each part and
-# figures.jsonl, the objects of `bench --json`. Without a GPU tiny presets take the place of the others, and everything
-# may take eight times as long.
+#   ./launch/gpu_figures.sh [FOLDER [PART ...]]
+# PART is a name of the lines `part NAME` and `bench NAME` below; without one, all. Each part has a limit of its own,
+# and none compiles while another does. FOLDER (figures) gets a log of each part and figures.jsonl, the objects of
+# `bench --json`. Without a GPU tiny presets take the place of the others, and everything may take eight times as long.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 out="${1:-figures}"
+wanted=" ${*:2} "
 mkdir -p "$out"
 : > "$out/figures.jsonl"
 python="${PYTHON:-python3}"
 export PYTHONUNBUFFERED=1 TF_CPP_MIN_LOG_LEVEL=2
-start=$SECONDS total="${GPU_FIGURES_SECONDS:-420}" slower=1 stop=35
+start=$SECONDS total="${GPU_FIGURES_SECONDS:-420}" slower=1 stop=50
 
 if "$python" -c 'import sys, jax; sys.exit(jax.default_backend() != "gpu")' 2> /dev/null; then
     gpt=(gpt2 --train.batch-size 32) bert=(bert_base --train.batch-size 64 --data.length 512 --train.phases=)
     modern=(modernbert_base --train.phases=) t5=(t5_1_1_base --train.batch-size 32)
-    plain=() electra=(electra_base --train.batch-size 64) short=1024x32 long=8192x8 steps=400
+    plain=() electra=(electra_base --train.batch-size 64) short=1024x32 long=8192x8 steps=800
     nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader || true
 else
     gpt=(gpt2_tiny) bert=(bert_tiny --train.phases=) modern=(modernbert_tiny --train.phases=) t5=(t5_tiny)
@@ -27,9 +28,12 @@ fi
 bfloat16=(--objective.model.dtype bfloat16)
 fused=(--objective.model.attention-dropout 0)
 
+is_wanted() { [[ -z "${wanted// /}" || "$wanted" == *" $1 "* ]]; }
+
 # part NAME SECONDS COMMAND …: runs one part, unless the time is over; prints its last lines.
 part() {
     local name="$1" limit=$(($2 * slower)) begin=$SECONDS left=$((total - SECONDS + start)); shift 2
+    is_wanted "$name" || return
     if [ "$left" -lt 20 ]; then echo "── $name: not reached"; return; fi
     timeout "$((limit < left ? limit : left))" "$@" > "$out/$name.out" 2> "$out/$name.log"
     echo "── $name: exit $?, $((SECONDS - begin)) s"
@@ -40,6 +44,7 @@ part() {
 # bench NAME SECONDS PRESET …: `jaxlm bench --json` as a part, with its object in a line.
 bench() {
     local name="$1" limit="$2"; shift 2
+    is_wanted "$name" || return
     part "$name" "$limit" "$python" -m jaxlm.cli bench "$@" --json
     "$python" - "$name" "$out" << 'SUMMARY'
 import json, pathlib, sys
@@ -57,7 +62,7 @@ SUMMARY
 
 at() { printf -- '--data.length %s --train.batch-size %s' "${1%x*}" "${1#*x}"; }
 
-part check 140 env -C "$out" "$python" -m jaxlm.cli check --minutes 2
+part check 180 env -C "$out" "$python" -m jaxlm.cli check --minutes 2
 bench gpt2_packed 60 "${gpt[@]}" "${bfloat16[@]}"
 bench gpt2_plain 60 "${gpt[@]}" "${bfloat16[@]}" --objective.plain-stream True
 part plain_gpt2 60 "$python" launch/plain_gpt2.py "${plain[@]}"
@@ -72,7 +77,7 @@ bench modernbert_long 90 "${modern[@]}" "${bfloat16[@]}" $(at "$long")
 # A real run, stopped by SIGTERM and resumed, and one that is not: the same bits.
 flags=("${bert[@]}" "${bfloat16[@]}" "${fused[@]}" --data.source python-docs --train.steps "$steps" --train.eval-every 0
     --train.checkpoint-every 0 --train.deterministic True)
-rm -rf "$out/stopped" "$out/whole"
+! is_wanted run_whole || rm -rf "$out/stopped" "$out/whole"
 part tokenize 60 "$python" -m jaxlm.cli tokenize "${bert[0]}" --data.source python-docs
 part run_stopped "$stop" "$python" -m jaxlm.cli pretrain "${flags[@]}" --run-dir "$out/stopped"
 part run_resumed 90 "$python" -m jaxlm.cli pretrain "${flags[@]}" --run-dir "$out/stopped"
@@ -90,7 +95,8 @@ if all(file.exists() for file in files):
 COMPARE
 
 bench bert_peer 150 "${bert[@]}" "${bfloat16[@]}" "${fused[@]}" --peer huggingface
-bench modernbert_peer 150 "${modern[@]}" "${bfloat16[@]}" --peer huggingface
+# shellcheck disable=SC2046
+bench modernbert_peer 150 "${modern[@]}" "${bfloat16[@]}" $(at "$short") --peer huggingface
 bench t5_peer 150 "${t5[@]}" "${bfloat16[@]}" --peer huggingface
 bench electra_peer 150 "${electra[@]}" "${bfloat16[@]}" "${fused[@]}" --peer huggingface
 echo "$((SECONDS - start)) s; figures are in $out."

@@ -14,9 +14,9 @@ GPU_OPTIONS: dict[str, bool | int] = {
 """Options on every GPU."""
 
 DETERMINISTIC_GPU_OPTIONS: dict[str, bool | int] = {
-    # No atomic additions in an order of their own, and no choice of an algorithm by its time in this process.
+    # No atomic additions in an order of their own, and no choice of an algorithm by its time in this process. (With
+    # xla_gpu_autotune_level 0 beside it jaxlib 0.11 does not find cuDNN's attention when a step is executed.)
     "xla_gpu_deterministic_ops": True,
-    "xla_gpu_autotune_level": 0,
 }
 """Further options on GPUs with `train.deterministic`."""
 

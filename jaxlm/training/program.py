@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, use_abstract_mesh
+from jax.sharding import Mesh
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, Phase, TrainConfig
 from jaxlm.errors import UserError
@@ -22,6 +22,7 @@ from jaxlm.keys import Purpose, purpose_key
 from jaxlm.objectives.base import Batch, Bound, Constants, Example, Memory, Objective, Term, Terms, total_loss
 from jaxlm.parallel.activations import constrain
 from jaxlm.parallel.checksums import checksum
+from jaxlm.parallel.activations import tracing_for
 from jaxlm.parallel.compiler import compiler_options
 from jaxlm.parallel.mesh import check_batch
 from jaxlm.parallel.rules import batch_sharding, replicated, shardings
@@ -255,7 +256,7 @@ def make_train_step(
 
     def train_step(state: TrainState, batch: Batch, constants: Constants) -> tuple[TrainState, Terms]:
         objective = program.objective.with_constants(constants)
-        with use_abstract_mesh(mesh.abstract_mesh):
+        with tracing_for(mesh, program.compiler_options):
             example = objective.corrupt(corruption_key(t.seed, state.step), batch)
             key = dropout_key(t.seed, state.step)
 
@@ -404,7 +405,7 @@ def make_eval_step(program: Program) -> Callable[[Params, Batch, jax.Array, Cons
         objective = program.eval_objective.with_constants(constants)
         key = jax.random.fold_in(purpose_key(program.train.seed, Purpose.EVALUATION), index)
         key_corrupt, key_loss = jax.random.split(key)
-        with use_abstract_mesh(mesh.abstract_mesh):
+        with tracing_for(mesh, program.compiler_options):
             example = objective.corrupt(key_corrupt, batch)
             return objective.stream_loss(params, example, memory, key_loss, False)
 

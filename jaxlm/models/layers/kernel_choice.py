@@ -11,13 +11,14 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import AbstractMesh
 
 from jaxlm.errors import UserError
 from jaxlm.models.layers.attention import attend, split_heads
 from jaxlm.models.layers.banded import block_shape
 from jaxlm.models.layers.row_attention import fits
-from jaxlm.parallel.activations import target_kind, target_platform
+from jaxlm.parallel.activations import target_kind, target_options, target_platform
 
 BATCH = 2
 """Rows of the attention that is compiled to ask cuDNN; a first dimension of a mask or a bias is at most this."""
@@ -111,7 +112,7 @@ def choose_kernel(implementation: str, what: Attention) -> str:
         needed = ["--objective.model.dtype bfloat16"] * (what.dtype == "float32")
         reason = "cuDNN needs " + " and ".join(needed + ["--objective.model.attention-dropout 0"] * what.drops)
     elif platform == "gpu" and (not blocks or has_window):
-        reason = cudnn_refusal(target_kind(), what)
+        reason = cudnn_refusal(target_kind(), what, tuple(target_options().items()))
         kernel = "xla" if reason else "cudnn"
     if blocks and kernel == "xla":
         (queries, keys), visible = blocks, (BATCH, 1, *blocks)
@@ -147,12 +148,16 @@ def _tpu_kernel(what: Attention) -> tuple[str, str]:
 
 
 @functools.cache
-def cudnn_refusal(kind: str, what: Attention) -> str:
+def cudnn_refusal(kind: str, what: Attention, options: tuple[tuple[str, bool | int], ...] = ()) -> str:
     """Return why cuDNN does not compute this attention, and its gradient, on a GPU; "" if it does.
 
-    jax's checks decide, and the compiler if such a GPU is attached: more reliable than a table of GPUs and versions.
+    jax's checks decide, and two rows on such a GPU if one is attached: more reliable than a table of GPUs and versions.
 
-    `kind` is the traced program's GPU, as jax names it.
+    Args:
+        kind: The traced program's GPU, as jax names it.
+        what: The attention.
+        options: The compiler's options of the traced program. With some of them an H100 refused cuDNN's attention only
+            when it was executed.
     """
     def probe(query, source, query_segments, key_segments, mask, bias):
         keys = key_segments if what.packed or what.band is None else None
@@ -175,7 +180,8 @@ def cudnn_refusal(kind: str, what: Attention) -> str:
         with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):  # two rows for one device
             lowered = jax.jit(jax.grad(probe, (0, 1))).trace(*arrays).lower(lowering_platforms=("cuda",))
         if jax.devices()[0].device_kind == kind:
-            lowered.compile()
+            ones = jax.tree.map(lambda each: np.ones(each.shape, each.dtype), arrays)
+            jax.block_until_ready(lowered.compile(dict(options))(*ones))
     except Exception as error:  # whatever the reason is, attention with scores in memory works
         return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     return ""
