@@ -10,11 +10,11 @@ or with lm_eval's own options: python -m jaxlm.evaluation.lm_eval --model jaxlm 
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import defaultdict
 from typing import Any
 
+from jaxlm.config.presets import run_preset
 from jaxlm.errors import UserError, install
 from jaxlm.inference.generate import max_length
 from jaxlm.inference.text import cut, fit_prompts
@@ -39,10 +39,12 @@ class JaxLM(LM):
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], batch_size: Any = None, max_batch_size: Any = None, device: Any = None
+        self, path: str, preset: str = "", batch_size: Any = None, max_batch_size: Any = None, device: Any = None
     ) -> None:
-        """Load the model; the other arguments, which lm_eval always gives, have no effect."""
+        """Load the model, with the preset of its own classes; lm_eval always gives the rest, which has no effect."""
         super().__init__()
+        if preset:
+            run_preset(preset)
         self.loaded = load_trained(path)
         self.loaded.require_heads()
         if self.loaded.objective.answer_kind != "text":

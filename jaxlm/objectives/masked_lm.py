@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxlm.corruption.masking import mask_tokens, max_predictions
+from jaxlm.corruption.masking import Masked, mask_tokens, max_predictions
 from jaxlm.corruption.pairs import at_source, shorten, single_segments
 from jaxlm.data.base import RowFormat
 from jaxlm.errors import UserError
@@ -169,17 +169,20 @@ class MaskedLM(Objective):
                 example |= {"attention_mask": (documents > 0).astype(jnp.int32), "documents": documents}
             if batch.entities is not None:
                 example["entities"] = at_source(batch.entities, source, -1)
-        ids = example["input_ids"]
+        return example | self.mask(key_mask, example)._asdict()
+
+    def mask(self, key: jax.Array, example: Example) -> Masked:
+        """Mask tokens of rows that `corrupt` has built; override it to mask others."""
+        v, ids = self.vocabulary, example["input_ids"]
         starts = v.word_start if self.longest_ngram == 1 or v.ngram_start is None else v.ngram_start
-        masked = mask_tokens(
-            key_mask, ids, jnp.asarray(self.never_masked), mask=v.mask, attention_mask=example["attention_mask"],
+        return mask_tokens(
+            key, ids, jnp.asarray(self.never_masked), mask=v.mask, attention_mask=example["attention_mask"],
             rate=self.mask_rate, slots=self.num_slots(ids.shape[1]), mask_share=self.mask_share,
             random_share=self.random_share, random_ids=v.text_ids if self._has_full_rows else v.random_ids,
             preference=self.preference, round_randomly=self._has_full_rows,
             word_start=jnp.asarray(starts) if self.whole_word else None,
             longest_ngram=self.longest_ngram, documents=example.get("documents"),
         )
-        return example | masked._asdict()
 
     def loss(self, params: Params, example: Example, key: jax.Array, train: bool) -> Terms:
         hidden = self.model.hidden_states(

@@ -1,7 +1,7 @@
 """Placement of activations on the mesh of the program being traced.
 
-The program sets that mesh with `tracing_for`, or jax's `use_abstract_mesh`. Without constraints the compiler guesses the
-placement of activations from the shardings of the parameters. For parameters sharded over `fsdp` it guesses that
+The program sets that mesh with `tracing_for`, or jax's `use_abstract_mesh`. Without constraints the compiler guesses
+the placement of activations from the shardings of the parameters. For parameters sharded over `fsdp` it guesses that
 activations are sharded along their width, and then moves activations between devices instead of parameters.
 """
 

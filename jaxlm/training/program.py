@@ -20,9 +20,8 @@ from jaxlm.errors import UserError
 from jaxlm.fields import with_value
 from jaxlm.keys import Purpose, purpose_key
 from jaxlm.objectives.base import Batch, Bound, Constants, Example, Memory, Objective, Term, Terms, total_loss
-from jaxlm.parallel.activations import constrain
+from jaxlm.parallel.activations import constrain, tracing_for
 from jaxlm.parallel.checksums import checksum
-from jaxlm.parallel.activations import tracing_for
 from jaxlm.parallel.compiler import compiler_options
 from jaxlm.parallel.mesh import check_batch
 from jaxlm.parallel.rules import batch_sharding, replicated, shardings
