@@ -9,8 +9,9 @@ million tokens/s on one core of a shared x86 server); `tokenizers` encodes it af
   paths, so that they also agree on ties.
 * SentencePiece gets texts in segments of about EXACT characters, cut at the end of a word. No piece crosses a cut.
 
-Published models are encoded by `tokenizers` alone, if they can be word by word (`jaxlm.tokenizers.words`): with their
-scores, SentencePiece's rounding would decide ties by what stands before a word. A model of which the conversion gives other ids than SentencePiece is refused.
+Published models are encoded by `tokenizers` alone, where it is possible word by word (`jaxlm.tokenizers.words`): with
+their scores, SentencePiece's rounding would decide ties by what stands before a word. A model of which the conversion
+gives other ids than SentencePiece is refused.
 """
 
 from __future__ import annotations
