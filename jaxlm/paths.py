@@ -27,6 +27,7 @@ DEFAULT_CACHE = "~/.cache/jaxlm"
 JSON_TYPES = {dict: "an object", list: "a list", str: "text", int: "an integer", float: "a number", bool: "a boolean"}
 """Names of JSON types in error messages."""
 
+_ABANDONED = 3600  # a shard is written every few seconds
 _AT_ONCE = 32  # requests to a bucket
 
 # The same clients on every machine: TensorFlow's, where it is installed, would read no S3.
@@ -184,8 +185,9 @@ def _write_file(path: epath.Path, data: bytes) -> None:
 def new_folder(path: epath.Path, last: str) -> Iterator[epath.Path]:
     """Write a folder atomically: what is written in the folder that this gives is at `path` afterwards, or nothing.
 
-    A folder that is there stays, since another process has written it meanwhile, unless it lacks the file `last`. In a
-    bucket, which has no renaming, the files are written in place, so `last` is to be the last one.
+    A folder that is there stays, since another process has written it meanwhile, unless it lacks the file `last`. What
+    a process that was killed has left of it is removed. In a bucket, which has no renaming, the files are written in
+    place, so `last` is to be the last one.
     """
     if in_bucket(path):
         yield path
@@ -195,6 +197,8 @@ def new_folder(path: epath.Path, last: str) -> Iterator[epath.Path]:
         if path.exists() and not (path / last).exists():  # damaged: no folder comes there without it
             path.rmtree()
         partial.mkdir(parents=True)
+        for other in path.parent.glob(f".{path.name}.*.partial"):
+            _remove_abandoned(other)
     try:
         yield partial
         with writing(path):
@@ -205,6 +209,14 @@ def new_folder(path: epath.Path, last: str) -> Iterator[epath.Path]:
                     raise
     finally:
         partial.rmtree(missing_ok=True)
+
+
+def _remove_abandoned(folder: epath.Path) -> None:
+    """Remove a folder in which nothing was written for `_ABANDONED` seconds."""
+    with contextlib.suppress(OSError):  # another process has removed or renamed it
+        newest = max(file.stat().mtime for file in (folder, *folder.iterdir()))
+        if newest < time.time() - _ABANDONED:
+            folder.rmtree()
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 import pytest
 from etils import epath
@@ -35,6 +36,22 @@ def test_a_folder_that_cannot_get_its_name_is_refused(tmp_path):
         path.mkdir()
         (path / "facts.json").write_text("of the other")
     assert [file.name for file in path.iterdir()] == ["facts.json"] and len(list(path.parent.iterdir())) == 1
+
+
+def test_what_a_killed_process_has_left_is_removed(tmp_path):
+    """But not what another one has written within an hour, nor another folder's."""
+    path, old, new = epath.Path(tmp_path) / "shard", time.time() - 4000, time.time() - 3000
+    made = {"shard.1": (old, old), "shard.2": (old, new), "shard.3": (new, old), "other.4": (old, old)}
+    for name, times in made.items():
+        folder = tmp_path / f".{name}.partial"
+        folder.mkdir()
+        (folder / "tokens").touch()
+        for file, changed in zip((folder, folder / "tokens"), times, strict=True):
+            os.utime(file, (changed, changed))
+    with new_folder(path, "facts.json") as new:
+        (new / "facts.json").touch()
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        ".other.4.partial", ".shard.2.partial", ".shard.3.partial", "shard"]
 
 
 def test_answers_that_nobody_has_taken_do_not_fill_the_memory():

@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> None:
         data.tokenize(tokenizer, shard, shards)
         missing = len(data.missing(parts, tokenizer))
         then = "" if missing else ": --finish writes the token store"
-        print(f"Shard {options.shard} is stored. Of {len(parts):,} parts {missing:,} are missing{then}.")
+        print(f"Shard {options.shard} is stored. Missing parts: {missing:,} of {len(parts):,}{then}.")
         return
     _require_all(parts, data.missing(parts, tokenizer), getattr(data, "deduplicate", "off"))
     print(data.open(tokenizer).summary)
@@ -85,7 +85,7 @@ def _require_all(parts: Sequence[Part], missing: Sequence[int], kind: str) -> No
         flag = f" with --data.deduplicate {kind}" * (kind != "off")
         first = ", ".join(f"{number} ({parts[number]})" for number in missing[:_FIRST])
         raise UserError(
-            f"{len(missing):,} of {len(parts):,} parts are missing: {first}{', …' * (len(missing) > _FIRST)}; repeat "
+            f"missing parts: {len(missing):,} of {len(parts):,}: {first}{', …' * (len(missing) > _FIRST)}; repeat "
             f"their --shard I/N{flag}, where I is the number of a part modulo N, or run the command without --finish, "
             "which tokenizes them here."
         )

@@ -91,6 +91,16 @@ def _checksums(blocks: np.ndarray) -> np.ndarray:
     return np.array([zlib.crc32(view[at : at + _DATA]) for at in range(0, len(view), BLOCK)], "<u4")
 
 
+def check_size(path: str, dtype: str, size: int) -> None:
+    """Raise UserError if the file of an array of so many elements is missing or of another length; a look for few."""
+    try:
+        length = os.stat(path).st_size
+    except OSError as error:
+        raise damaged(path, error) from error
+    if length != -(-size * np.dtype(dtype).itemsize // _DATA) * BLOCK:
+        raise damaged(path, "it is cut off")
+
+
 class Files:
     """Arrays of one type in many files, of which at most `_OPEN` are open at a time.
 
@@ -135,7 +145,7 @@ class Files:
                 try:
                     found.append(os.pread(self._descriptor(number), last - first, first))
                 except OSError as error:
-                    raise damaged(self.paths[number], cause(error)) from error
+                    raise damaged(self.paths[number], error) from error
                 if len(found[-1]) != last - first:
                     raise damaged(self.paths[number], "it is cut off")
         return b"".join(found)
@@ -155,7 +165,7 @@ class Files:
         found = store.cat_ranges(paths, start, end, on_error="return")
         for path, data, first, last in zip(paths, found, start, end, strict=True):
             if isinstance(data, Exception):
-                raise damaged(path, cause(data)) from data
+                raise damaged(path, data) from data
             if len(data) != last - first:
                 raise damaged(path, "it is cut off")
         return b"".join(found)
@@ -335,7 +345,7 @@ def read_facts(path: epath.Path, version: int) -> dict[str, Any]:
         facts = json.loads(path.read_bytes())
         is_known, checksum = facts["format"] == version, facts.pop("checksum", None)
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise damaged(os.fspath(path), cause(error)) from error
+        raise damaged(os.fspath(path), error) from error
     if not is_known:
         raise damaged(os.fspath(path), "it is of another version of jaxlm")
     if checksum != zlib.crc32(json.dumps(facts).encode()):
@@ -343,9 +353,11 @@ def read_facts(path: epath.Path, version: int) -> dict[str, Any]:
     return facts
 
 
-def damaged(path: str, what: str) -> UserError:
-    """Return the error of a damaged file of a shard or of a token store, whose splits have folders in it."""
+def damaged(path: str, what: str | Exception) -> UserError:
+    """Return the error of a missing or damaged file of a shard or token store, whose splits have folders in it."""
     folder = os.path.dirname(path)
     if os.path.basename(folder) in SPLITS:
         folder = os.path.dirname(folder)
-    return UserError(f"{path} is damaged ({what}); delete {folder} and run again, which makes it anew.")
+    is_missing = isinstance(what, FileNotFoundError)
+    state = "missing" if is_missing else f"damaged ({cause(what) if isinstance(what, Exception) else what})"
+    return UserError(f"{path} is {state}; delete {folder} and run again, which makes it anew.")

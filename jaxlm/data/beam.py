@@ -50,13 +50,17 @@ def run_pipeline(data: TextData, parts: Sequence[Part], tokenizer: Tokenizer, ar
         raise UserError(f"Beam refuses the options after -- ({cause(error)}).") from error
     failure = data.shared_cache / "failures" / secrets.token_hex(8)
     _build(pipeline, data, parts, tokenizer, os.fspath(failure))
-    state = pipeline.run().wait_until_finish()
+    try:
+        state = pipeline.run().wait_until_finish()
+        end = f"has ended as {state}" if state != "DONE" else ""
+    except Exception as error:  # each runner has exceptions of its own
+        end = f"has failed ({cause(error)})"
     if failure.exists():
         sentence = failure.read_text()
         failure.unlink()
         raise UserError(sentence)
-    if state != "DONE":
-        raise UserError(f"the pipeline of Beam has ended as {state}; run the command again, which goes on.")
+    if end:
+        raise UserError(f"the pipeline of Beam {end}; run the command again, which goes on.")
     if data.deduplicate != "off":
         finish_masks(data.duplicates_folder(parts))
 

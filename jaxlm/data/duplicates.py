@@ -36,79 +36,134 @@ Deduplicate = Literal["off", "exact", "near"]
 BANDS, ROWS = 14, 8
 SHINGLE = 5  # words
 FORMAT = 2
-_AT_ONCE = 1 << 8  # shingles hashed together; their hashes stay in the cache of a core
+_GROUP = 1 << 16  # characters of documents that are hashed together
+_AT_ONCE = 16  # hashes of all shingles of a group that are computed together
 _SORTED = 1 << 24  # keys that are sorted in memory
 # Scripts without spaces, of which each character is a word: Thai to Lao, Burmese, Khmer, kana and Han.
 _UNSPACED = ((0xE00, 0xEFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x30FF), (0x3400, 0x9FFF), (0xF900, 0xFAFF),
              (0x20000, 0x3FFFF))
 _R = 0x9E3779B97F4A7C15
-_POWERS, _INVERSES = (np.cumprod(np.array([1] + [r] * 2 * PIECE, np.uint64)) for r in (_R, pow(_R, -1, 1 << 64)))
+_LONGEST = 2 * PIECE + 1  # characters of a normalized piece that are hashed together
+_POWERS, _INVERSES = (np.cumprod(np.array([1] + [r] * (_GROUP + _LONGEST), np.uint64))
+                      for r in (_R, pow(_R, -1, 1 << 64)))
 _A, _B = np.random.SeedSequence(0).generate_state(2 * BANDS * ROWS, np.uint32).reshape(2, -1, 1)
 _A |= 1
 _ODD = np.random.SeedSequence(1).generate_state(SHINGLE + ROWS, np.uint64) | 1  # multipliers mod 2^64
-_NONE = (1 << 32) - 1
+_NONE = np.full(BANDS * ROWS, (1 << 32) - 1, np.uint32)
+_Text = tuple[str, np.ndarray | None]
 
 
 @functools.lru_cache(maxsize=1)
 def _kinds() -> np.ndarray:
     """Return for each code point 1 for a letter, digit or underscore, 2 for a word by itself, else 0."""
-    kinds = np.array([chr(code).isalnum() for code in range(sys.maxunicode + 1)], np.uint8)
+    kinds = np.char.isalnum(np.arange(sys.maxunicode + 1, dtype=np.uint32).view("U1")).astype(np.uint8)
     kinds[ord("_")] = 1
     for first, last in _UNSPACED:
         kinds[first : last + 1] = 2
     return kinds
 
 
-def word_hashes(text: str) -> np.ndarray:
-    """Return a hash of each word: the sum of code · r^place of its characters, mod 2^64, r odd."""
-    found = [np.zeros(0, np.uint64)]
-    for start in range(0, len(text), len(_POWERS)):
-        codes = np.frombuffer(text[start : start + len(_POWERS)].encode("utf-32-le"), "<u4")
-        kind = np.zeros(len(codes) + 2, np.uint8)
-        kind[1:-1] = _kinds()[codes]
-        alone, inside = kind[1:-1] == 2, kind[1:-1] == 1
-        begins = np.flatnonzero(alone | (inside & (kind[:-2] != 1)))
-        ends = np.flatnonzero(alone | (inside & (kind[2:] != 1))) + 1
-        sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(codes * _POWERS[: len(codes)])])
-        found.append((sums[ends] - sums[begins]) * _INVERSES[begins])
-    return np.concatenate(found)
+def word_hashes(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Return hashes of the words of texts, uint64 [words], and the number of words of each text, int64 [texts].
+
+    A hash is the sum of code · r^place of the characters of a word, mod 2^64, with r odd.
+    """
+    codes = np.frombuffer("\0".join([*texts, ""]).encode("utf-32-le"), "<u4")
+    kinds = _kinds()[codes]
+    joined = np.zeros(len(codes) + 1, bool)  # a character and the one before it are in one word
+    np.logical_and(kinds[1:] == 1, kinds[:-1] == 1, out=joined[1:-1])
+    begins, ends = np.flatnonzero(kinds > joined[:-1]), np.flatnonzero(kinds > joined[1:]) + 1
+    sums = np.append(np.uint64(0), np.cumsum(codes * _POWERS[: len(codes)]))
+    counts = np.diff(np.searchsorted(begins, np.cumsum([len(text) + 1 for text in texts])), prepend=0)
+    return (sums[ends] - sums[begins]) * _INVERSES[begins], counts
 
 
-def minima(words: np.ndarray) -> np.ndarray:
-    """Return the minima over the shingles x of words of the hashes (x xor b) a mod 2^32: uint32 [BANDS * ROWS].
+def minima(words: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Return the minima over the shingles x of each document of the hashes (x xor b) a mod 2^32.
 
     Args:
         words: hashes of words, uint64; a shingle is the upper half of a sum of `SHINGLE` of them times odd numbers.
+        ends: end of each document in the words, of which it has `SHINGLE` or more: int64 [documents].
+
+    Returns:
+        uint32 [documents, BANDS * ROWS].
     """
-    width, least = min(SHINGLE, len(words)) or 1, np.full(len(_A), _NONE, np.uint32)
-    count = len(words) - width + 1
-    x = sum((words[k : k + count] * _ODD[k] for k in range(width)), np.zeros(max(0, count), np.uint64)) >> 32
-    for start in range(0, count, _AT_ONCE):
-        part = x[start : start + _AT_ONCE].astype(np.uint32)
-        least = np.minimum(least, ((part ^ _B) * _A).min(axis=1))
-    return least
+    count = len(words) - SHINGLE + 1
+    x = (sum(words[k : k + count] * _ODD[k] for k in range(SHINGLE)) >> 32).astype(np.uint32)
+    x = np.delete(x, ends[:-1, None] - np.arange(1, SHINGLE))  # without those that reach into the next document
+    starts = np.append(0, ends[:-1] - (SHINGLE - 1) * np.arange(1, len(ends)))
+    hashes = (slice(first, first + _AT_ONCE) for first in range(0, len(_A), _AT_ONCE))
+    return np.concatenate([np.minimum.reduceat((x ^ _B[own]) * _A[own], starts, axis=1) for own in hashes]).T
 
 
-def document_keys(pieces: Iterable[Piece], is_near: bool) -> Iterator[np.ndarray]:
-    """Yield the keys of each document: uint64 [2], the exact one, and for near duplicates [BANDS] more."""
-    nothing = np.zeros(0, np.uint64)
-    exact, words, least = hashlib.blake2b(), nothing, minima(nothing)
+class _Signatures:
+    """MinHash signatures of documents that come in groups of pieces."""
+
+    def __init__(self) -> None:
+        # Of the document that has begun: the minima, and the words that the next group needs.
+        self._least, self._words = _NONE, np.zeros(0, np.uint64)
+
+    def add(self, texts: Sequence[str], is_last: Sequence[bool], keys: np.ndarray) -> np.ndarray:
+        """Return the minima of the documents that end in a group: uint32 [documents, BANDS * ROWS].
+
+        Args:
+            texts: normalized pieces of documents.
+            is_last: whether each ends a document.
+            keys: the exact keys of those documents, uint64 [documents, 2], which are the words of one without any.
+        """
+        words, counts = word_hashes(texts)
+        ends = (len(self._words) + np.cumsum(counts))[np.array(is_last)]
+        words = np.concatenate([self._words, words])
+        rest = words[ends[-1] if len(ends) else 0 :]  # of the next document
+        ends = np.append(ends, len(words))
+        missing = np.maximum(SHINGLE - np.diff(ends, prepend=0), 0)  # zeros make a document of fewer words a shingle
+        filling, empty = np.zeros(missing.sum(), np.uint64), np.flatnonzero(missing[:-1] == SHINGLE)
+        filling[(np.cumsum(missing)[empty] - SHINGLE)[:, None] + np.arange(2)] = keys[empty]
+        least = minima(np.insert(words, np.repeat(ends, missing), filling), ends + np.cumsum(missing))
+        least[0] = np.minimum(least[0], self._least)
+        self._least, self._words = least[-1] if len(rest) >= SHINGLE else _NONE, rest[-SHINGLE:]
+        return least[:-1]
+
+
+def _normalized(pieces: Iterable[Piece], is_near: bool) -> Iterator[_Text]:
+    """Yield text in NFC, for near duplicates without case, and the exact key of a document at its end."""
+    exact = hashlib.blake2b()
     for piece in pieces:
         if piece == NO_TEXT:
             continue
         if piece.first:
-            exact, words, least = hashlib.blake2b(digest_size=16), nothing, minima(nothing)
+            exact = hashlib.blake2b(digest_size=16)
         text = unicodedata.normalize("NFC", piece.text)
         exact.update((" ".join(text.split()) + " ").encode())
+        text = text.casefold() if is_near else text
+        starts = range(0, len(text), _LONGEST) or range(1)
+        for start in starts:
+            ends = piece.last and start == starts[-1]
+            yield text[start : start + _LONGEST], np.frombuffer(exact.digest(), np.uint64) if ends else None
+
+
+def document_keys(pieces: Iterable[Piece], is_near: bool) -> Iterator[np.ndarray]:
+    """Yield keys of documents, some at a time: uint64 [documents, 2], the exact ones, and for near ones BANDS more."""
+    signatures = _Signatures()
+    for group in _groups(_normalized(pieces, is_near)):
+        texts, digests = zip(*group, strict=True)
+        keys = np.array([digest for digest in digests if digest is not None], np.uint64).reshape(-1, 2)
         if is_near:
-            words = np.concatenate([words, word_hashes(text.casefold())])
-            if len(words) >= SHINGLE:
-                least, words = np.minimum(least, minima(words)), words[1 - SHINGLE :]
-            elif piece.last and (least == _NONE).all():  # a document without a shingle
-                least = minima(words if len(words) else np.frombuffer(exact.digest(), np.uint64))
-        if piece.last:
-            bands = [least.reshape(BANDS, ROWS).astype(np.uint64) @ _ODD[SHINGLE:]] if is_near else []
-            yield np.concatenate([np.frombuffer(exact.digest(), np.uint64), *bands])
+            least = signatures.add(texts, [digest is not None for digest in digests], keys)
+            keys = np.hstack([keys, least.reshape(-1, BANDS, ROWS).astype(np.uint64) @ _ODD[SHINGLE:]])
+        yield keys
+
+
+def _groups(texts: Iterable[_Text]) -> Iterator[list[_Text]]:
+    group, size = [], 0
+    for each in texts:
+        group.append(each)
+        size += len(each[0]) + 1
+        if size >= _GROUP:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +197,7 @@ class Keys:
         if self.is_done(part):
             return
         columns = 2 + BANDS * self.is_near
-        keys = np.fromiter(document_keys(pieces(), self.is_near), np.dtype((np.uint64, columns)))
+        keys = np.concatenate([np.zeros((0, columns), np.uint64), *document_keys(pieces(), self.is_near)])
         with new_folder(self.path(part), FACTS) as folder:
             write_array(folder / "keys", keys.T.ravel())
             write_facts(folder / FACTS, {"format": FORMAT, "documents": len(keys)})

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from jaxlm.data.arrays import FlatArray, Increasing, read_facts, write_facts
+from jaxlm.data.arrays import FlatArray, Increasing, check_size, read_facts, write_facts
 from jaxlm.data.base import RowFormat, Statistics, entropy
 from jaxlm.data.batches import Batches
 from jaxlm.data.readers import read_names
@@ -27,7 +27,7 @@ from jaxlm.data.shards import Shard, Shards
 from jaxlm.data.splits import SplitText, tokens_of, write_index
 from jaxlm.data.windows import DocumentWindows, PackedWindows, Split
 from jaxlm.errors import UserError
-from jaxlm.paths import at_once, new_folder
+from jaxlm.paths import at_once, in_bucket, new_folder
 from jaxlm.tokenizers.unknown import NUM_WORDS, describe_unknown
 
 FORMAT = 4
@@ -87,6 +87,12 @@ class Store:
         counts = self.counts("train") + self.counts("held_out")
         words, source = self.manifest["unknown_words"], self.manifest["source"]
         self.unknown = describe_unknown(counts, vocabulary["unk"], words, source)
+
+    def check_shards(self) -> None:
+        """Raise UserError if the tokens of a shard on a disk are missing or cut off; they are not read."""
+        for path, (_, size) in zip(self._shards, self.manifest["shards"], strict=True):
+            if not in_bucket(path):
+                check_size(f"{path}/tokens", self.manifest["dtype"], size)
 
     @functools.cached_property
     def train(self) -> Split:

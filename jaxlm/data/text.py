@@ -211,7 +211,7 @@ class TextData(Data):
         folders = self._folders(sources, tokenizer).values()
         if not in_bucket(self.shared_cache) or not all(map(is_finished, folders)):
             parts = _parts_of(sources)[share]
-            for verb, work in zip(("Tokenising", "Hashing"), self.works(tokenizer), strict=False):
+            for verb, work in zip(("Tokenizing", "Hashing"), self.works(tokenizer), strict=False):
                 run_jobs(jobs_of([work], parts), self.workers, f"{verb} {self.source}", report)
 
     def _stores(self, sources: _Sources, tokenizer: Tokenizer, report: Report) -> dict[str, Store]:
@@ -224,6 +224,7 @@ class TextData(Data):
         for name, (_, corpus, _) in sources.items():
             if cut := found[name].manifest["cut"]:  # the shard may have been deleted, as one that was damaged
                 shards.make(corpus.parts[cut[0]], cut=cut[1])
+            found[name].check_shards()
         for name, (data, corpus, _) in sources.items():
             for line in found[name].remarks(corpus.source, self.deduplicate):
                 report(line)

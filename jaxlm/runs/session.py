@@ -54,10 +54,11 @@ class Setup:
         e, run, pretrained = self.experiment, self.run, self.pretrained
         data = e.data
         data.check_format(e.objective.row_format(data.length))
-        together(
-            lambda: data.tokenize(self.tokenizer, jax.process_index(), jax.process_count(), report),
-            "the other processes to tokenize their shares of the text",
-        )
+        if jax.process_count() > 1:  # one process alone tokenizes all of it in `open`
+            together(
+                lambda: data.tokenize(self.tokenizer, jax.process_index(), jax.process_count(), report),
+                "the other processes to tokenize their shares of the text",
+            )
         source = main_first(lambda: data.open(self.tokenizer, report), "prepare the text")
         require_same({"tokenizer": self.tokenizer.fingerprint, "text": source.fingerprint})
         if pretrained is not None or run.experiment is None:  # a run that is resumed has its labels in its folder

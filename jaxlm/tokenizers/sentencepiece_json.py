@@ -9,8 +9,9 @@ million tokens/s on one core of a shared x86 server); `tokenizers` encodes it af
   paths, so that they also agree on ties.
 * SentencePiece gets texts in segments of about EXACT characters, cut at the end of a word. No piece crosses a cut.
 
-Published models are encoded by `tokenizers` alone: with their scores, SentencePiece's rounding would decide ties by
-what stands before a word. A model of which the conversion gives other ids than SentencePiece is refused.
+Published models are encoded by `tokenizers` alone, where it is possible word by word (`jaxlm.tokenizers.words`): with
+their scores, SentencePiece's rounding would decide ties by what stands before a word. A model of which the conversion
+gives other ids than SentencePiece is refused.
 """
 
 from __future__ import annotations
@@ -251,8 +252,8 @@ def _replace(pattern: dict[str, str], content: str) -> dict[str, Any]:
 def _unigram(proto: Any) -> dict[str, Any]:
     score = {piece.piece: piece.score for piece in proto.pieces if piece.type == _NORMAL}
     lowest = min(score.values())
-    # SentencePiece's bonus of user-defined symbols.
-    score |= {piece.piece: 0.1 * (len(piece.piece.encode()) - 1) for piece in proto.pieces if piece.type == _USER}
+    # A bonus of user-defined symbols, as SentencePiece has one; by eighths, which are added up without rounding.
+    score |= {piece.piece: (len(piece.piece.encode()) - 1) / 8 for piece in proto.pieces if piece.type == _USER}
     # SentencePiece never matches control symbols and bytes in text, but `tokenizers` matches every entry of the list.
     # A score below that of the single characters keeps them out.
     vocab = [

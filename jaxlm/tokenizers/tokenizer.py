@@ -27,6 +27,7 @@ from jaxlm.tokenizers import files, sentencepiece_json
 from jaxlm.tokenizers.files import DATA_FILE, JSON, MARKER, SENTENCEPIECE, Definition, byte_of_char
 from jaxlm.tokenizers.normalizer import normalize
 from jaxlm.tokenizers.vocabulary import Vocabulary
+from jaxlm.tokenizers.words import WordEncoder, longest_text
 
 _MAX_IDS = 1 << 24
 _GROUP = 1024  # texts that `tokenizers` encodes at a time, since its encodings take some 100 bytes a token
@@ -186,9 +187,17 @@ class Tokenizer:
 
         There is a thread a core, or $RAYON_NUM_THREADS, which the `tokenizers` library reads too.
         """
-        if not self._is_trained_here:
-            return [np.array(encoding.ids, np.int32) for encoding in _encodings(self._plain.encode_batch_fast, texts)]
-        return self._by_sentencepiece(texts, int(os.environ.get("RAYON_NUM_THREADS", -1)))
+        if self._is_trained_here:
+            return self._by_sentencepiece(texts, int(os.environ.get("RAYON_NUM_THREADS", -1)))
+        return self._by_tokenizers(texts) if self._processor is None else self._words.encode(texts)
+
+    def _by_tokenizers(self, texts: Sequence[str]) -> list[np.ndarray]:
+        return [np.array(encoding.ids, np.int32) for encoding in _encodings(self._plain.encode_batch_fast, texts)]
+
+    @functools.cached_property
+    def _words(self) -> WordEncoder:
+        longest = longest_text(sentencepiece_json.parse(self._definition.data))
+        return WordEncoder(self._by_tokenizers, self._pieces, longest)
 
     def _by_sentencepiece(self, texts: Sequence[str], num_threads: int) -> list[np.ndarray]:
         segments = [list(self._segments(replace_surrogates(text))) for text in texts]

@@ -153,7 +153,8 @@ def test_damage_is_one_sentence(tmp_path):
     path = tmp_path / "folder" / "values"
     path.parent.mkdir()
     write_array(epath.Path(path), values)
-    data, told = path.read_bytes(), rf"^{path} is damaged \(.+\); delete {path.parent} and run again, which makes it"
+    data = path.read_bytes()
+    told = rf"^{path} is (?:missing|damaged \(.+\)); delete {path.parent} and run again, which makes it"
 
     def refused():
         try:
@@ -177,5 +178,7 @@ def test_damage_is_one_sentence(tmp_path):
         assert refused() == (place % 4096 < 4092), place
     path.unlink()
     assert refused()
+    with pytest.raises(UserError, match=f"^{path} is missing; delete"):
+        FlatArray(path, "uint16", 3000).read(0, 1)
     path.mkdir()
     assert refused()

@@ -43,7 +43,7 @@ def test_processes_give_the_bytes_of_one(data, tmp_path):
     """Also keys of duplicates, and what a tokenizer prints does not disturb."""
     near, said = dataclasses.replace(data, deduplicate="near"), []
     near.open(OddTokenizer(), said.append)
-    assert re.fullmatch(r"Tokenising \S+ \(0\.0 MB in \d+ parts\)", said[0])
+    assert re.fullmatch(r"Tokenizing \S+ \(0\.0 MB in \d+ parts\)", said[0])
     alone = dataclasses.replace(near, cache_dir=str(tmp_path / "alone"), workers=1)
     alone.open(ByteTokenizer(), list)
     assert files_of(tmp_path / "cache") == files_of(tmp_path / "alone")
@@ -56,7 +56,7 @@ def test_shares_of_several_machines_give_the_bytes_of_one(data, tmp_path, monkey
     for shard in (2, 0, 2, 1):
         near.tokenize(ByteTokenizer(), shard, 3, list)
     assert not near.missing(near.parts(), ByteTokenizer())
-    near.open(ByteTokenizer(), lambda line: line.startswith("Tokenising") and pytest.fail(line))
+    near.open(ByteTokenizer(), lambda line: line.startswith("Tokenizing") and pytest.fail(line))
     alone = dataclasses.replace(near, cache_dir=str(tmp_path / "alone"))
     alone.open(ByteTokenizer(), list)
     assert files_of(tmp_path / "cache") == files_of(tmp_path / "alone")
@@ -100,13 +100,13 @@ def test_progress_is_told(data, monkeypatch, tmp_path, is_compressed):
     monkeypatch.setattr(parts, "LEAST", 1 << 20)
     data, said = dataclasses.replace(data, source=str(source)), []
     jobs = jobs_of(data.works(ByteTokenizer()), data.parts())
-    run_jobs(jobs, 1, "Tokenising it", said.append)
+    run_jobs(jobs, 1, "Tokenizing it", said.append)
     size = sum(part.size for _, part in jobs) / 1e6
-    assert said[0] == f"Tokenising it ({size:,.1f} MB in {len(jobs):,} part{'s' * (len(jobs) > 1)})"
+    assert said[0] == f"Tokenizing it ({size:,.1f} MB in {len(jobs):,} part{'s' * (len(jobs) > 1)})"
     told = [re.fullmatch(r"([\d,]+) of ([\d,]+) MB, [\d,.]+ MB/s, [\d,]+ min left", line) for line in said[1:]]
     assert len(told) > 2 and all(told)
     done = [float(match[1]) for match in told]
     assert done == sorted(done) and done[-1] == float(told[-1][2]) == round(size)
     said.clear()
-    run_jobs(jobs, 1, "Tokenising it", said.append)
+    run_jobs(jobs, 1, "Tokenizing it", said.append)
     assert not said, "nothing is left to do"

@@ -181,14 +181,14 @@ def test_a_share_that_was_killed_is_repeated(reference, tmp_path, capsys):
     # All parts are tokenized before the first keys are computed.
     flag, done = ("", 1) if one.kind == "off" else (f" with --data.deduplicate {one.kind}", 0)
     first = f"{done} ({one.folder / 'a.txt'} from {done * 16_384:,} to {(done + 1) * 16_384:,}), {done + 1} ("
-    assert f"{PARTS - done} of {PARTS} parts are missing: {first}" in said
+    assert f"missing parts: {PARTS - done} of {PARTS}: {first}" in said
     assert f"…; repeat their --shard I/N{flag}, where" in said
     before = {path: os.stat(other.cache / path).st_mtime_ns for path in files(other.cache)}
     other.run("--shard", "0/2", "--data.workers", 1)
-    assert f"Shard 0/2 is stored. Of {PARTS} parts {PARTS // 2} are missing." in capsys.readouterr().out
+    assert f"Shard 0/2 is stored. Missing parts: {PARTS // 2} of {PARTS}." in capsys.readouterr().out
     assert before and before == {path: os.stat(other.cache / path).st_mtime_ns for path in before}, "made again"
     other.run("--shard", "1/2", "--data.workers", 1)
-    assert f"Of {PARTS} parts 0 are missing: --finish writes the token store." in capsys.readouterr().out
+    assert f"Missing parts: 0 of {PARTS}: --finish writes the token store." in capsys.readouterr().out
     assert not (other.cache / "stores").exists()
     other.run("--finish")
     assert files(other.cache) == files(one.cache)
@@ -227,11 +227,24 @@ def test_a_worker_of_beam_hands_back_its_sentence(folder, tmp_path, capsys):
     said = capsys.readouterr().err
     local.run("--data.workers", 1, code=2)
     assert said.splitlines()[-1] == capsys.readouterr().err.splitlines()[-1] and "d.jsonl.gz, line 1" in said
-    assert "Traceback" not in said
+    assert "Traceback" not in said and not list((here.cache / "failures").iterdir())
     assert not (here.cache / "duplicates").exists(), "the keys of a part were missing"
     assert sum(path.endswith("facts.json") for path in files(here.cache)) == 2 * (PARTS - 1), "the others are done"
     here.run("--beam", "--", "--runner=Nonsense", code=2)
     assert "Beam refuses the options after -- (Unexpected pipeline runner: Nonsense." in capsys.readouterr().err
+
+
+def test_a_pipeline_that_fails_is_a_sentence(folder, tmp_path, capsys, monkeypatch):
+    beam = pytest.importorskip("apache_beam")
+
+    def run(self):
+        raise RuntimeError("a worker was lost\nTraceback: many lines")
+
+    monkeypatch.setattr(beam.Pipeline, "run", run)
+    Engine(folder, tmp_path / "cache", "off").run("--beam", code=2)
+    said = capsys.readouterr().err
+    assert "the pipeline of Beam has failed (a worker was lost Traceback: many lines); run the command again" in said
+    assert len(said.splitlines()) == 1
 
 
 @pytest.mark.parametrize("text", ["", "\n\n"])
@@ -242,7 +255,7 @@ def test_no_text(text, more, folder, tmp_path, capsys):
     (tmp_path / "empty.txt").write_text(text)
     own = flags(folder, tmp_path / "cache", "near", "--data.source", tmp_path / "empty.txt", *more)
     assert main(["tokenize", "word2vec_tiny", *own]) == 2
-    assert re.search("holds no text|has no text to tokenize|parts are missing", capsys.readouterr().err)
+    assert re.search("holds no text|has no text to tokenize|missing parts: ", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("kind", ["unigram", "byte-bpe", "words"])

@@ -11,6 +11,7 @@ import sys
 import textwrap
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -174,7 +175,7 @@ def test_builds_at_once_give_one_store(tmp_path, monkeypatch):
     source = tmp_path / "text.txt"
     source.write_text("\n\n".join(f"document {number} " + "word " * 9 for number in range(300)))
     data = TextData(source=str(source), cache_dir=str(tmp_path / "cache"), held_out=0.05, deduplicate="near")
-    stores, errors, barrier = [], [], threading.Barrier(3)
+    barrier = threading.Barrier(3)
 
     class Waiting(ByteTokenizer):
         def encode_arrays(self, texts):
@@ -182,19 +183,13 @@ def test_builds_at_once_give_one_store(tmp_path, monkeypatch):
                 barrier.wait(20)  # all make the last part at the same time
             return super().encode_arrays(texts)
 
-    def work():
-        try:
-            store = data.open(Waiting(), list)
-            stores.append((store.fingerprint, contents(store.train), contents(store.held_out)))
-        except BaseException as error:
-            errors.append(error)
+    def work(_):
+        store = data.open(Waiting(), list)
+        return store.fingerprint, contents(store.train), contents(store.held_out)
 
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors and len(stores) == 3 and stores[0] == stores[1] == stores[2]
+    with ThreadPoolExecutor(3) as pool:
+        stores = list(pool.map(work, range(3)))
+    assert stores[0] == stores[1] == stores[2]
     assert not list(tmp_path.rglob("*.partial"))
     alone = dataclasses.replace(data, cache_dir=str(tmp_path / "alone"))
     alone.open(ByteTokenizer(), list)
@@ -339,3 +334,18 @@ def test_what_the_sentence_advises_mends(tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(before[name])
     assert json.loads(before[next(name for name in before if name.endswith("manifest.json"))])["held_out_tail"]
+
+
+def test_tokens_that_are_cut_off_are_noticed_before_they_are_read(tmp_path):
+    source = tmp_path / "text.txt"
+    source.write_text("\n\n".join(f"document {number} " * 9 for number in range(300)))
+    data = TextData(source=str(source), cache_dir=str(tmp_path / "cache"))
+    data.open(ByteTokenizer(), list)
+    (tokens,) = (tmp_path / "cache").glob("shards/*/tokens")
+    for length in (tokens.stat().st_size - 1, 0):
+        os.truncate(tokens, length)
+        with pytest.raises(UserError, match=rf"^{tokens} is damaged \(it is cut off\); delete {tokens.parent} and run"):
+            data.open(ByteTokenizer(), list)
+    tokens.unlink()
+    with pytest.raises(UserError, match=f"^{tokens} is missing; delete {tokens.parent} and run again, which makes it"):
+        data.open(ByteTokenizer(), list)

@@ -70,7 +70,7 @@ def config(folder):
 def test_a_text_is_prepared_once(folder, config):
     lines = []
     first = prepare(config, lines.append)
-    assert [line.split()[0] for line in lines] == ["Training", "Tokenising"]
+    assert [line.split()[0] for line in lines] == ["Training", "Tokenizing"]
     assert first.tokenizer.vocabulary.size == first.store.vocab_size == 600
     assert first.store.manifest["tokenizer"] == first.tokenizer.fingerprint
     assert first.store.held_out.documents >= 1
@@ -98,7 +98,7 @@ def test_a_text_is_prepared_once(folder, config):
     same = prepare(dataclasses.replace(config, source=str(copy), tokenizer=tokenizer), lines.append)
     assert same.store.fingerprint == first.store.fingerprint
     assert same.store.manifest["parts"] == first.store.manifest["parts"]
-    assert [line.split()[0] for line in lines[2:]] == ["Tokenising"]
+    assert [line.split()[0] for line in lines[2:]] == ["Tokenizing"]
 
 
 def test_an_empty_name_of_a_tokenizer_is_refused(config):
@@ -210,7 +210,7 @@ def test_what_is_left_out_of_a_text_is_told(config, tmp_path):
                                             tokenizer_kind="bytes", held_out=0.0)
     for count in (4, 2):  # the second time from the cache
         prepare(config, lines.append)
-        said = [line for line in lines if not line.startswith(("Training", "Tokenising"))]
+        said = [line for line in lines if not line.startswith(("Training", "Tokenizing"))]
         assert said == ["Files of text: 1; left out: 1 .pdf (b.pdf)",
                         f"Rows of {folder} without text, which are left out: 2"]
         assert len(lines) == count
@@ -304,7 +304,7 @@ MEASURE = """
 """
 
 
-def tokenised(path, tokenizer, folder):
+def tokenized(path, tokenizer, folder):
     """Return documents, tokens and peak memory in MB of a process that builds the store of a file."""
     run = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(MEASURE), str(path), str(tokenizer), str(folder)],
@@ -328,7 +328,7 @@ def test_memory_does_not_grow_with_the_text(config, folder, tmp_path, form):
         for _ in range(100_000_000 // len(words)):
             file.write("\x00" * len(words) if form == "nul.txt" else words)
             file.write("\n\n" if form == "lines.txt" else " ")
-    documents, tokens, peak = tokenised(path, tmp_path / "tokenizer", tmp_path / "store")
+    documents, tokens, peak = tokenized(path, tmp_path / "tokenizer", tmp_path / "store")
     assert documents == (100_000_000 // len(words) if form == "lines.txt" else -(-path.stat().st_size // parts.LEAST))
     assert tokens > 10_000_000
     assert peak < 500
@@ -341,8 +341,8 @@ def test_a_large_document_takes_little_memory(config, folder, tmp_path):
     words = " ".join((folder / "words.txt").read_text().split())
     (tmp_path / "small.txt").write_text(words)
     (tmp_path / "large.txt").write_text((words + " ") * (20_000_000 // len(words)))
-    small = tokenised(tmp_path / "small.txt", tmp_path / "tokenizer", tmp_path / "one")
-    large = tokenised(tmp_path / "large.txt", tmp_path / "tokenizer", tmp_path / "two")
+    small = tokenized(tmp_path / "small.txt", tmp_path / "tokenizer", tmp_path / "one")
+    large = tokenized(tmp_path / "large.txt", tmp_path / "tokenizer", tmp_path / "two")
     assert large[0] == 1
     assert large[1] > 300 * small[1]
     # Buffers: 105 to 120 MB more on one machine, as the allocator returns some of them or none.
@@ -361,8 +361,8 @@ def test_the_command_tokenizes_in_shards(folder, config, tmp_path, monkeypatch, 
     assert "Shard 1/2 is stored." in run("--shard", "1/2")
     assert "Token store: " not in run("--shard", "0/2")
     said = run()
-    assert "Tokenising" not in said and "Token store: " in said
-    assert "Tokenising" not in run("--shard", "0/2")
+    assert "Tokenizing" not in said and "Token store: " in said
+    assert "Tokenizing" not in run("--shard", "0/2")
     for shard in ("2/2", "1", "-1/2", "0/0"):
         assert main([*map(str, arguments), f"--shard={shard}"]) == 2
         assert f"--shard is {shard}; give I/N" in capsys.readouterr().err

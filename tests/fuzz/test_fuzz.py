@@ -218,6 +218,39 @@ def test_run_folders(fuzzer, models, data, model, name, command):
         }[command])
 
 
+@pytest.fixture(scope="module")
+def cache(models, tmp_path_factory) -> Path:
+    """A cache folder with the shards, keys, duplicates and store of a text, whose end is held out."""
+    folder = tmp_path_factory.mktemp("cache")
+    assert main(["tokenize", *cached(models, folder)]) == 0
+    return folder
+
+
+def cached(models, folder: Path) -> list[str]:
+    flags = {"source": models["text.txt"], "tokenizer": models["bert"], "cache-dir": folder, "deduplicate": "near"}
+    return [str(models["bert.py"]), *(f"--data.{name}={value}" for name, value in flags.items())]
+
+
+COMMANDS_OF_STORES = {
+    "show": ["show"], "tokenize": ["tokenize", "--report"], "finish": ["tokenize", "--finish"],
+    "shard": ["tokenize", "--shard", "0/1"], "pretrain": ["pretrain", "--train.steps", "1"],
+}
+
+
+@cases(300, data=st.data(), command=st.sampled_from(list(COMMANDS_OF_STORES)))
+def test_shards_and_stores(fuzzer, models, cache, data, command):
+    with fuzzer.scratch() as folder:
+        own = shutil.copytree(cache, folder / "cache")
+        path = data.draw(st.sampled_from(sorted(file for file in own.rglob("*") if file.is_file())))
+        if data.draw(st.integers(0, 5)):
+            path.write_bytes(data.draw(inputs.json_file(path.read_bytes()) if path.suffix == ".json" else
+                                       inputs.damaged(path.read_bytes())))
+        else:
+            path.unlink()
+        name, *more = COMMANDS_OF_STORES[command]
+        fuzzer.run(name, *cached(models, own), *more)
+
+
 # What a preset may do with a field: set it by a constructor, which looks at values, or past it.
 PUT = """
 from math import inf, nan

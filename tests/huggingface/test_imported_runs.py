@@ -79,7 +79,7 @@ def test_a_t5_without_sentinels_generates_but_is_not_trained(tmp_path, text, cap
     assert main(["pretrain", str(run), "--data.source", str(text), *TRAINING]) == 2
     said = capsys.readouterr()
     assert "has no <extra_id_0>, which span corruption needs" in said.err
-    assert "Tokenising" not in said.out  # raised before the corpus is read, which may take an hour
+    assert "Tokenizing" not in said.out  # raised before the corpus is read, which may take an hour
 
 
 @pytest.mark.parametrize(

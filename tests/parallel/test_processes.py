@@ -148,7 +148,7 @@ def test_processes_that_share_no_cache_say_so(preset, tmp_path):
     for command in processes(tmp_path, [*arguments, tmp_path / "a"], [*arguments, tmp_path / "b"]):
         assert command.wait() == 2, command.output
         assert "jaxlm: process 1 does not see what process 0 writes into" in command.output
-        assert "give all processes one --data.cache-dir" in command.output and "Tokenising" not in command.output
+        assert "give all processes one --data.cache-dir" in command.output and "Tokenizing" not in command.output
     assert not [*(tmp_path / "a").iterdir()] and not (tmp_path / "run").exists()
 
 

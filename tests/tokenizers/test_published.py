@@ -73,6 +73,9 @@ def test_sentencepiece_models_equal_the_library_and_transformers(model, data, tm
         texts += [paragraph for _ in range(40) for paragraph in json.loads(next(file))["text"].split("\n")]
     for text, ids in zip(texts, map(tokenizer.encode, texts), strict=True):
         assert ids == reference.encode(text) == peer(text, add_special_tokens=False)["input_ids"], text
+    for ids, text in zip(tokenizer.encode_arrays(texts * 2), texts * 2, strict=True):  # word by word
+        assert ids.tolist() == reference.encode(text), text
+    assert len(tokenizer._words._ids) > 1000
     assert tokenizer.decode(tokenizer.encode("so a sea")) == "so a sea"
 
 

@@ -11,6 +11,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import numpy as np
@@ -147,7 +148,7 @@ def test_only_one_process_takes_an_expired_lease(tmp_path, monkeypatch):
     """On a disk, whose TensorStore driver compares generations; the emulator ignores them."""
     monkeypatch.setattr(lease, "SECONDS", 3.0)
     (tmp_path / ".lock").write_text(json.dumps({"owner": "process 1", "time": 0}))
-    both, taken = threading.Barrier(2), []
+    both = threading.Barrier(2)
     read = Lease._read
 
     def read_together(self):
@@ -158,20 +159,16 @@ def test_only_one_process_takes_an_expired_lease(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Lease, "_read", read_together)
 
-    def take():
+    def take(_):
         try:
             with Lease(tmp_path):
-                taken.append(True)
                 time.sleep(3)
+                return True
         except UserError:
-            taken.append(False)
+            return False
 
-    threads = [threading.Thread(target=take) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(taken) == [False, True]
+    with ThreadPoolExecutor(2) as pool:
+        assert sorted(pool.map(take, range(2))) == [False, True]
 
 
 @pytest.mark.parametrize("store", ["gcs", pytest.param("s3", marks=pytest.mark.slow)])
@@ -269,7 +266,7 @@ def test_a_run_of_two_processes_is_killed_twice_and_ends_on_four(gcs, preset, tm
     assert len(parts) == 3 and 0 < len(shards()) < 3
     kill_both_when(lambda: any((gcs / "run" / "checkpoints").glob("*/commit_success.txt")), tmp_path / "2")
     output = (tmp_path / "2" / "process0.log").read_text()
-    assert f"MB in {left} part" in output if left else "Tokenising" not in output
+    assert f"MB in {left} part" in output if left else "Tokenizing" not in output
     assert saved_steps(gcs / "run")[-1] < 100
     four = processes(tmp_path / "4", *[arguments] * 4)
     for process in four:

@@ -55,7 +55,7 @@ def write_text(path: Path, size: float) -> Path:
 
 def peaks(size: float) -> list[float]:
     """Peak memory in MB before the parameters are made, before the first step and after the last, with nothing compiled
-    or tokenised before."""
+    or tokenized before."""
     with tempfile.TemporaryDirectory() as folder:  # pytest would keep what it holds
         return _peaks(Path(folder), size)
 

@@ -255,7 +255,7 @@ def test_the_last_good_checkpoint_is_named(preset, tmp_path, capsys, monkeypatch
     assert [line["step"] for line in metrics(tmp_path / "run")] == [1, 3, 6]
 
 
-def test_show_of_a_run_tokenises_as_the_run_does(finished, capsys, monkeypatch):
+def test_show_of_a_run_tokenizes_as_the_run_does(finished, capsys, monkeypatch):
     """Though the text has changed since, and with it the tokenizer that would be trained on it."""
     text = write_text(finished.parent / "other.txt", seed=1)
     monkeypatch.setattr("jaxlm.data.text.train_tokenizer", lambda *a, **k: pytest.fail("trained another tokenizer"))
