@@ -1,0 +1,223 @@
+"""Llama, Qwen 3, Mistral and EuroBERT against Transformers: logits, losses, all gradients, caches, config.json.
+
+Matrices are drawn with a standard deviation of 0.15: at the classes' own initialization a wrong base of rotary
+positions moves EuroBERT's logits by 2e-3 only. Two of six heads are key/value heads, since with one or six their order
+would not matter; the base is small, so that all frequencies turn within 40 positions.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import pytest
+import tokenizers
+import torch
+import transformers
+from safetensors.numpy import load_file
+
+from jaxlm.huggingface import ModelCard, export_folder, import_folder
+from jaxlm.huggingface.families import family_of
+from jaxlm.inference.generate import generate
+from jaxlm.models.base import Inputs
+from jaxlm.models.llama import EuroBert, Llama, Mistral, Qwen3
+from jaxlm.objectives.base import total_loss
+from jaxlm.objectives.pretrained import PretrainedModel
+from tests.params import first_fast
+
+TOLERANCE = 1e-5
+LENGTH = 40
+SIZES = dict(
+    hidden_size=48, intermediate_size=64, num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=2,
+    max_position_embeddings=128, rms_norm_eps=1e-5,
+)
+# All three regimes of the scaling: frequencies that are kept, divided, and interpolated.
+LLAMA3 = dict(rope_type="llama3", rope_theta=50.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+              original_max_position_embeddings=64)
+PLAIN = dict(rope_type="default", rope_theta=100.0)
+CASES = {
+    "llama": dict(head_dim=16, rope_parameters=LLAMA3),
+    "llama_biased": dict(attention_bias=True, mlp_bias=True, tie_word_embeddings=True, hidden_act="gelu",
+                         rope_parameters=PLAIN | dict(rope_type="linear", factor=4.0)),
+    "qwen3": dict(head_dim=8, tie_word_embeddings=True, rope_parameters=PLAIN),
+    "mistral": dict(sliding_window=6, rope_parameters=PLAIN),
+    "eurobert": dict(rope_parameters=PLAIN),
+}
+MODELS = {"llama": Llama, "llama_biased": Llama, "qwen3": Qwen3, "mistral": Mistral, "eurobert": EuroBert}
+DECODERS = ["mistral", "llama", "llama_biased", "qwen3"]
+each_case = pytest.mark.parametrize("name", CASES)
+
+
+class Pair(NamedTuple):
+    """A model of Transformers, its folder, and the import."""
+
+    theirs: torch.nn.Module
+    folder: Path
+    ours: PretrainedModel
+
+
+def save_tokenizer(folder: Path, mask: bool) -> transformers.PreTrainedTokenizerFast:
+    """Save byte-level BPE with Llama 3's special tokens: no [CLS] or [SEP]; the padding is the end symbol."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(ignore_merges=True))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=270, initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator(["the cat sat on the mat, then it ran under the tree."] * 4, trainer)
+    names = ["<|begin_of_text|>", "<|end_of_text|>"] + ["<|mask|>"] * mask
+    tokenizer.add_special_tokens([tokenizers.AddedToken(name, lstrip=name == "<|mask|>") for name in names])
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<|begin_of_text|> $A", pair="<|begin_of_text|> $A <|begin_of_text|> $B",
+        special_tokens=[("<|begin_of_text|>", tokenizer.token_to_id("<|begin_of_text|>"))],
+    )
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<|begin_of_text|>", eos_token="<|end_of_text|>",
+        pad_token="<|end_of_text|>", model_input_names=["input_ids", "attention_mask"],
+        **({"mask_token": "<|mask|>"} if mask else {}),
+    )
+    fast.save_pretrained(folder)
+    return fast
+
+
+def save(name: str, folder: Path, **changes) -> torch.nn.Module:
+    """Save a model with random weights; unit norms and zero biases would hide a mix-up."""
+    tokenizer = save_tokenizer(folder, mask=name == "eurobert")
+    ids = {f"{role}_token_id": getattr(tokenizer, f"{role}_token_id") for role in ("pad", "bos", "eos")}
+    config = transformers.AutoConfig.for_model(
+        name.partition("_")[0], **(SIZES | CASES[name] | ids | dict(vocab_size=len(tokenizer)) | changes)
+    )
+    config._attn_implementation = "eager"
+    auto = transformers.AutoModelForMaskedLM if name == "eurobert" else transformers.AutoModelForCausalLM
+    model, generator = auto.from_config(config).eval(), torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            is_norm = "norm" in key
+            parameter.copy_(float(is_norm) + (0.3 if is_norm else 0.15) * torch.randn(
+                parameter.shape, generator=generator))
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory):
+    @functools.cache
+    def make(name: str) -> Pair:
+        folder = tmp_path_factory.mktemp(name)
+        theirs = save(name, folder)
+        return Pair(theirs, folder, import_folder(folder))
+
+    return make
+
+
+def rows() -> tuple[np.ndarray, np.ndarray]:
+    """Return ids and mask of three rows, of 40, 30 and 7 tokens."""
+    mask = (np.arange(LENGTH) < np.array([[LENGTH], [30], [7]])).astype(np.int32)
+    return np.random.default_rng(0).integers(0, 265, (3, LENGTH)).astype(np.int32) * mask, mask
+
+
+def example(is_causal: bool) -> dict[str, np.ndarray]:
+    """Return the rows as the corrupted example of an objective; a masked LM predicts tokens 2, 5 and 6 of each row."""
+    ids, mask = rows()
+    if is_causal:
+        labels, weights = (np.pad(x[:, 1:], ((0, 0), (0, 1))) for x in (ids, mask))
+        return {"input_ids": ids, "segment_ids": mask, "labels": labels, "weights": weights.astype(np.float32)}
+    positions = np.tile(np.int32([2, 5, 6]), (3, 1))
+    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids), "masked_labels": positions,
+            "masked_positions": positions, "masked_weights": np.ones((3, 3), np.float32)}
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def forward_and_backward(objective, params, given):
+    """Return loss, logits and gradients by one program."""
+    def loss(params):
+        inputs = Inputs(given["input_ids"], mask=given.get("attention_mask", given.get("segment_ids")))
+        logits = objective.model.predict_tokens(params, objective.model.hidden_states(params, inputs))
+        return total_loss(objective.loss(params, given, jax.random.key(0), True)), logits
+
+    return jax.value_and_grad(loss, has_aux=True)(params)
+
+
+def torch_loss(model: torch.nn.Module, is_causal: bool) -> tuple[torch.Tensor, np.ndarray]:
+    """Return their loss of the example, and their logits."""
+    ids, mask = (torch.tensor(x).long() for x in rows())
+    labels = torch.full_like(ids, -100)
+    if is_causal:
+        labels = torch.where(mask > 0, ids, labels)
+    else:
+        labels[:, [2, 5, 6]] = torch.tensor([2, 5, 6])
+    out = model(input_ids=ids, attention_mask=mask, labels=labels)
+    return out.loss, out.logits.detach().numpy()
+
+
+def difference(ours: np.ndarray, theirs: np.ndarray) -> float:
+    """Return the largest difference at tokens; with a window, padding has no real key in some implementations."""
+    is_real = rows()[1] > 0
+    return float(np.abs(np.asarray(ours)[is_real] - theirs[is_real]).max())
+
+
+@each_case
+def test_logits_loss_and_all_gradients(name, pair):
+    theirs, _, imported = pair(name)
+    is_causal, model = name != "eurobert", imported.objective.model
+    assert type(model) is MODELS[name] and not imported.fresh
+    (loss, logits), gradients = forward_and_backward(imported.objective, imported.params, example(is_causal))
+    theirs.zero_grad()
+    expected, other = torch_loss(theirs, is_causal)
+    assert 0.7 < other.std() < 3.0  # agreement on zeros would prove nothing
+    assert difference(logits, other) < TOLERANCE
+    assert float(loss) == pytest.approx(expected.item(), abs=TOLERANCE)
+    expected.backward()
+    weights = dict(theirs.named_parameters())
+    table = family_of(imported.objective).models(imported.objective)[0].table
+    found = dict(table.to_transformers(jax.device_get(gradients)))
+    assert found.keys() == weights.keys()
+    padding = theirs.config.pad_token_id
+    for key, gradient in found.items():
+        wanted = weights[key].grad.numpy()
+        if key == "model.embed_tokens.weight" and not model.tied_head:  # theirs is never trained at the padding symbol
+            assert not wanted[padding].any()
+            gradient, wanted = (np.delete(x, padding, 0) for x in (gradient, wanted))
+        assert np.abs(wanted).max() > 1e-4, key
+        np.testing.assert_allclose(gradient, wanted, rtol=1e-3, atol=TOLERANCE, err_msg=key)
+
+
+@each_case
+def test_round_trip(name, pair, tmp_path):
+    theirs, folder, imported = pair(name)
+    out = export_folder(tmp_path / "out", imported.objective, imported.params, imported.tokenizer, ModelCard())
+    before, after = (load_file(path / "model.safetensors") for path in (folder, out))
+    assert before.keys() == after.keys() and all(np.array_equal(before[key], after[key]) for key in before)
+    again, report = type(theirs).from_pretrained(out, attn_implementation="eager", output_loading_info=True)
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    ours, other = again.config.to_dict(), theirs.config.to_dict()
+    assert {key: value for key, value in other.items() if ours.get(key) != value and key != "_name_or_path"} == {}
+    assert import_folder(out).objective.model == imported.objective.model
+
+
+@pytest.mark.parametrize("name", first_fast(DECODERS, 1))
+def test_cached_logits_and_continuations(name, pair):
+    """Prompts of several lengths, padded on the left, longer than the window."""
+    theirs, _, imported = pair(name)
+    model, ids = imported.objective.model, rows()[0]
+    (_, whole), _ = forward_and_backward(imported.objective, imported.params, example(True))
+    sizes = np.array([30, 20, 3])
+    prompts = np.stack([np.pad(row[:size], (30 - size, 0)) for row, size in zip(ids, sizes, strict=True)])
+    is_text, decode = np.arange(30) >= 30 - sizes[:, None], jax.jit(model.decode)
+    out, state = jax.jit(model.prefill, static_argnums=3)(imported.params, prompts, is_text, 5)
+    assert jax.tree.leaves(state.caches)[0].shape == (3, 35, 2, model.head_dim)  # few heads
+    for step in range(4):
+        found = [whole[row, size + step - 1] for row, size in enumerate(sizes)]
+        np.testing.assert_allclose(out, found, atol=TOLERANCE)
+        out, state = decode(imported.params, np.array([ids[row, size + step] for row, size in enumerate(sizes)]), state)
+    with torch.no_grad():
+        wanted = theirs.generate(
+            torch.tensor(prompts).long(), attention_mask=torch.tensor(is_text).long(), max_new_tokens=12, do_sample=False,
+            eos_token_id=999, pad_token_id=0,
+        )[:, 30:].tolist()
+    assert len({tuple(row) for row in wanted}) == 3  # the prompts have an effect
+    texts = [row[:size].tolist() for row, size in zip(ids, sizes, strict=True)]
+    assert generate(imported.objective, imported.params, texts, max_new_tokens=12, stop_ids=[]) == wanted
