@@ -146,7 +146,7 @@ class EuroBert(LlamaEncoder):
     layer of the classifier (late)."""
 
     template: ClassVar[Template] = Template(
-        single="cls $A sep", pair="cls $A sep $B sep", needs=("pad", "cls", "sep", "mask")
+        single="cls $A sep", pair="cls $A sep $B sep", needs=("pad", "cls", "sep", "mask"), is_default=True
     )
     """Special symbols around one and two texts."""
     published_sizes: ClassVar = {

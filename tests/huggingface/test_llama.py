@@ -86,7 +86,8 @@ def save_tokenizer(folder: Path, mask: bool) -> transformers.PreTrainedTokenizer
 def save(name: str, folder: Path, **changes) -> torch.nn.Module:
     """Save a model with random weights; unit norms and zero biases would hide a mix-up."""
     tokenizer = save_tokenizer(folder, mask=name == "eurobert")
-    ids = {f"{role}_token_id": getattr(tokenizer, f"{role}_token_id") for role in ("pad", "bos", "eos")}
+    roles = ("pad", "bos", "eos", *(["mask"] if name == "eurobert" else []))
+    ids = {f"{role}_token_id": getattr(tokenizer, f"{role}_token_id") for role in roles}
     config = transformers.AutoConfig.for_model(
         name.partition("_")[0], **(SIZES | CASES[name] | ids | dict(vocab_size=len(tokenizer)) | changes)
     )
@@ -215,8 +216,8 @@ def test_cached_logits_and_continuations(name, pair):
         out, state = decode(imported.params, np.array([ids[row, size + step] for row, size in enumerate(sizes)]), state)
     with torch.no_grad():
         wanted = theirs.generate(
-            torch.tensor(prompts).long(), attention_mask=torch.tensor(is_text).long(), max_new_tokens=12, do_sample=False,
-            eos_token_id=999, pad_token_id=0,
+            torch.tensor(prompts).long(), attention_mask=torch.tensor(is_text).long(), max_new_tokens=12,
+            do_sample=False, eos_token_id=999, pad_token_id=0,
         )[:, 30:].tolist()
     assert len({tuple(row) for row in wanted}) == 3  # the prompts have an effect
     texts = [row[:size].tolist() for row, size in zip(ids, sizes, strict=True)]
