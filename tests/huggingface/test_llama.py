@@ -7,7 +7,11 @@ would not matter; the base is small, so that all frequencies turn within 40 posi
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import importlib
+import json
+import shutil
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,14 +23,19 @@ import torch
 import transformers
 from safetensors.numpy import load_file
 
+from jaxlm.errors import UserError
 from jaxlm.huggingface import ModelCard, export_folder, import_folder
-from jaxlm.huggingface.families import family_of
+from jaxlm.huggingface.families import family_named, family_of
+from jaxlm.huggingface.family import Source
+from jaxlm.inference.fill_mask import fill_mask
 from jaxlm.inference.generate import generate
 from jaxlm.models.base import Inputs
 from jaxlm.models.llama import EuroBert, Llama, Mistral, Qwen3
 from jaxlm.objectives.base import total_loss
 from jaxlm.objectives.pretrained import PretrainedModel
-from tests.params import first_fast
+from jaxlm.tasks.classification import Classification
+from tests.huggingface.support import read_json
+from tests.params import first_fast, random_params
 
 TOLERANCE = 1e-5
 LENGTH = 40
@@ -222,3 +231,117 @@ def test_cached_logits_and_continuations(name, pair):
     assert len({tuple(row) for row in wanted}) == 3  # the prompts have an effect
     texts = [row[:size].tolist() for row, size in zip(ids, sizes, strict=True)]
     assert generate(imported.objective, imported.params, texts, max_new_tokens=12, stop_ids=[]) == wanted
+
+
+def changed(folder: Path, out: Path, changes: dict) -> Path:
+    """Copy a folder with other keys in its config.json; those with the value DELETED are left out."""
+    shutil.copytree(folder, out)
+    config = {key: value for key, value in (read_json(out / "config.json") | changes).items() if value != DELETED}
+    (out / "config.json").write_text(json.dumps(config))
+    return out
+
+
+DELETED = "deleted"
+YARN = dict(rope_type="yarn", rope_theta=100.0, factor=2.0)
+LOCAL = ["full_attention"] * 2 + ["sliding_attention"]
+REFUSED = [
+    ("llama", dict(rope_parameters=YARN), "rope_parameters"), ("llama", dict(rope_scaling=YARN), "rope_scaling"),
+    ("llama", dict(rope_parameters=dict(full_attention=PLAIN)), "rope_parameters"),
+    *(("llama", dict(rope_scaling=dict(type=kind, factor=2.0)), kind) for kind in ("ntk", "dynamic", "longrope")),
+    ("llama", dict(partial_rotary_factor=0.5), "partial_rotary_factor 0.5"),  # LLAMA3 reads it
+    ("llama", dict(rope_scaling=dict(rope_type="llama3", factor=2.0)), "low_freq_factor, high_freq_factor"),
+    ("llama", dict(rope_scaling=LLAMA3 | dict(low_freq_factor=4.0)), "rope_scaling"),
+    ("llama", dict(is_causal=False), "is_causal"), ("qwen3", dict(is_causal=False), "is_causal"),
+    ("mistral", dict(use_bidirectional_attention=True), "use_bidirectional_attention"),
+    ("mistral", dict(sliding_window=0), "window"), ("qwen3", dict(use_sliding_window=True), "use_sliding_window"),
+    ("qwen3", dict(layer_types=LOCAL), "layer_types"), ("eurobert", dict(mlp_bias=True), "mlp_bias"),
+    ("eurobert", dict(classifier_pooling="max"), "classifier_pooling"),
+    ("eurobert", dict(hidden_act="relu6"), "hidden_act"), ("eurobert", dict(hidden_act="relu"), "activation"),
+    ("eurobert", dict(num_key_value_heads=4), "num_kv_heads"), ("eurobert", dict(head_dim=7), "head_dim"),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "words"), REFUSED)
+def test_unsupported_configurations_are_refused_by_name(name, changes, words, pair, tmp_path):
+    with pytest.raises(UserError, match=rf"config\.json.*{words}"):
+        import_folder(changed(pair(name).folder, tmp_path / "hf", changes))
+
+
+IGNORED = [
+    ("qwen3", dict(partial_rotary_factor=0.5)), ("eurobert", dict(clf_pooling="bos", is_decoder=True, is_causal=True)),
+    ("llama", dict(rope_interleaved=True, pretraining_tp=4, use_cache=False, sliding_window=3)),
+    ("qwen3", dict(max_window_layers=0, sliding_window=3, mlp_bias=True)),
+    ("mistral", dict(attention_bias=True, mlp_bias=True, layer_types=LOCAL)),
+]
+
+
+@pytest.mark.parametrize(("name", "changes"), IGNORED)
+def test_keys_that_the_class_ignores_are_ignored(name, changes, pair, tmp_path):
+    theirs, folder, imported = pair(name)
+    folder = changed(folder, tmp_path / "hf", changes)
+    other = type(theirs).from_pretrained(folder, attn_implementation="eager").eval()
+    is_causal = name != "eurobert"
+    np.testing.assert_array_equal(torch_loss(other, is_causal)[1], torch_loss(theirs, is_causal)[1])
+    assert import_folder(folder).objective.model == imported.objective.model
+
+
+OLD = dict(rope_parameters=DELETED)
+FORMS = [
+    ("llama", OLD | dict(rope_theta=77.0)), ("llama", OLD | dict(rope_theta=77.0, rope_scaling=None)), ("llama", OLD),
+    ("llama", OLD | dict(rope_theta=77.0, rope_scaling={"type": "linear", "factor": 3.0})),
+    # It replaces rope_parameters, and takes the base from beside it.
+    ("llama", dict(rope_theta=77.0, rope_scaling=dict(rope_type="linear", factor=3.0))),
+    ("llama", dict(rope_theta=77.0)), ("llama", dict(original_max_position_embeddings=32)),
+    ("llama", dict(rope_scaling={k: v for k, v in LLAMA3.items() if not k.startswith("original")})),
+    *((name, dict(num_key_value_heads=value, head_dim=value))
+      for name in ("llama", "eurobert") for value in (None, DELETED)),
+    *((name, dict(num_key_value_heads=value, head_dim=DELETED, num_attention_heads=32, hidden_size=64))
+      for name, value in (("qwen3", None), ("qwen3", DELETED), ("mistral", DELETED))),
+]
+
+
+@pytest.mark.parametrize(("name", "changes"), FORMS)
+def test_old_and_missing_keys_are_read_as_by_the_class(name, changes, pair, tmp_path):
+    """Frequencies, and numbers and widths of heads."""
+    folder = changed(pair(name).folder, tmp_path / "hf", changes)
+    config, content = transformers.AutoConfig.from_pretrained(folder), read_json(folder / "config.json")
+    model = family_named(name, "here").read_objective(Source(folder, content, ())).model
+    assert (model.num_kv_heads, model.head_dim) == (config.num_key_value_heads, config.head_dim)
+    module = importlib.import_module(type(pair(name).theirs).__module__)
+    rotary = next(value for key, value in vars(module).items() if key.endswith("RotaryEmbedding"))
+    np.testing.assert_allclose(model.stack.rope.frequencies(model.head_dim), rotary(config).inv_freq, rtol=1e-6)
+
+
+@pytest.mark.parametrize("pooling", ["late", "mean", "bos"])
+def test_pooling_of_the_classifier(pooling, pair, tmp_path):
+    _, _, imported = pair("eurobert")
+    model = dataclasses.replace(imported.objective.model, classifier_pooling=pooling)
+    task = Classification(model=model, labels=("a", "b", "c")).bind(imported.tokenizer.vocabulary, LENGTH)
+    params, (ids, mask) = random_params(task), rows()
+    out = export_folder(tmp_path / "out", task, params, imported.tokenizer, ModelCard())
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(out).eval()
+    assert theirs.config.classifier_pooling == pooling
+    with torch.no_grad():
+        wanted = theirs(input_ids=torch.tensor(ids).long(), attention_mask=torch.tensor(mask).long()).logits.numpy()
+    given = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids), "row": np.arange(3)}
+    found = jax.jit(task.predict)(params, given)["logits"]
+    assert np.abs(wanted).max() > 0.3
+    np.testing.assert_allclose(found, wanted, atol=TOLERANCE)
+    assert import_folder(out).objective.model == task.model
+
+
+def test_masks_are_filled_without_cls_and_with_the_end_symbol_as_padding(pair, tmp_path):
+    """The batch is padded with the end symbol; the mask takes the space before it."""
+    imported = pair("eurobert").ours
+    v = imported.tokenizer.vocabulary
+    assert v.pad == v.eos == v.sep and v.cls == v.bos and v.mask not in (v.pad, v.bos)
+    out = export_folder(tmp_path / "out", imported.objective, imported.params, imported.tokenizer, ModelCard())
+    before, after = (transformers.AutoTokenizer.from_pretrained(path) for path in (pair("eurobert").folder, out))
+    texts = ["the cat <|mask|> on the mat", "the<|mask|>", "옛날에 🙂  <|mask|> tree\n ran under it then"]
+    for text in texts:
+        assert before(text).data == after(text).data and before(text)["input_ids"][0] == v.bos
+        assert before(text)["input_ids"][1:] == imported.tokenizer.encode_with_symbols(text)
+    assert before(*texts[:2]).data == after(*texts[:2]).data
+    library = transformers.pipeline("fill-mask", model=str(out), tokenizer=str(out), top_k=3)
+    for text, answers in zip(texts, fill_mask(imported, texts, 3), strict=True):
+        np.testing.assert_allclose([p for _, p in answers[0]], [each["score"] for each in library(text)], atol=1e-5)
