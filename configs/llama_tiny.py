@@ -17,7 +17,7 @@ experiment = Experiment(
     objective=CausalLM(
         model=Llama(
             vocab_size=8192, hidden_size=128, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=32,
-            intermediate_size=352, max_positions=128, rope_theta=10_000.0, rope_scaling=(),
+            intermediate_size=352, max_positions=128, tied_head=True,
         )
     ),
     data=TextData(source="python-docs", length=128, vocab_size=8192),

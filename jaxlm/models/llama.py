@@ -29,14 +29,18 @@ def _sizes(layers: int, width: int, heads: tuple[int, int, int], inner: int, **o
     return fields | dict(num_layers=layers, hidden_size=width, intermediate_size=inner) | others
 
 
-_SMOLLM2 = dict(vocab_size=49152, max_positions=8192, rope_theta=100_000.0, rope_scaling=())
+_SMOLLM2 = dict(vocab_size=49152, tied_head=True, rope_theta=100_000.0)
+_LLAMA_3_2 = dict(
+    max_positions=131_072, tied_head=True, rope_theta=500_000.0, rope_scaling=(32.0, 1.0, 4.0, 8192.0)
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class LlamaEncoder(Encoder):
     """Bidirectional encoder with Llama's layers: pre-norm with RMSNorm, gated, with rotary positions.
 
-    Consecutive query heads share a key/value head (grouped-query attention, Ainslie et al. 2023).
+    Consecutive query heads share a key/value head (grouped-query attention, Ainslie et al. 2023). The default sizes of
+    all families are those of EuroBERT-210m.
 
     Parameters: `embeddings/word`, `encoder/layers/…` (stacked), `encoder/final_norm`, and `lm_head` if the output
     matrix is not the embedding.
@@ -133,7 +137,7 @@ class LlamaEncoder(Encoder):
 
 @dataclasses.dataclass(frozen=True)
 class EuroBert(LlamaEncoder):
-    """EuroBERT encoder (Boizard et al. 2025). The defaults are EuroBERT-210m.
+    """EuroBERT encoder (Boizard et al. 2025).
 
     Transformers trains no input embedding of the padding symbol, which is the end symbol of the published model; here
     it is trained like any other.
@@ -164,36 +168,14 @@ class EuroBert(LlamaEncoder):
 
 @dataclasses.dataclass(frozen=True)
 class Llama(CachedWriter, LlamaEncoder):
-    """Llama decoder. The defaults are Llama 3.2 1B (Grattafiori et al. 2024).
-
-    Parameters have the names of the encoder.
-    """
-
-    hidden_size: int = 2048
-    """Width of the residual stream."""
-    num_layers: int = 16
-    """Number of Transformer layers."""
-    num_heads: int = 32
-    """Number of attention heads; must divide hidden_size."""
-    num_kv_heads: int = 8
-    """Number of key/value heads; must divide num_heads."""
-    intermediate_size: int = 8192
-    """Width of the feed-forward layers, which are gated."""
-    max_positions: int = 131_072
-    """Maximum sequence length."""
-    tied_head: bool = True
-    """Use the word embedding as the output matrix."""
-    rope_theta: float = field(500_000.0, range="(0, inf)")
-    """Base of rotary positions."""
-    rope_scaling: tuple[float, ...] = (32.0, 1.0, 4.0, 8192.0)
-    """Scaling of rotary frequencies: none; a factor for all; or Llama 3.1's factor, low, high and length (see
-    `layers.rotary.Rope`)."""
+    """Llama decoder, also of SmolLM2. Parameters have the names of the encoder."""
 
     template: ClassVar[Template] = Template(needs=("eos",))
     """Special symbols around one and two texts."""
     summary_token = "last"
     published_sizes: ClassVar = {
-        "3.2-1b": {}, "3.2-3b": _sizes(28, 3072, (24, 8, 128), 8192),
+        "3.2-1b": _sizes(16, 2048, (32, 8, 64), 8192, **_LLAMA_3_2),
+        "3.2-3b": _sizes(28, 3072, (24, 8, 128), 8192, **_LLAMA_3_2),
         "smollm2-135m": _sizes(30, 576, (9, 3, 64), 1536, init_std=0.041666666666666664, **_SMOLLM2),
         "smollm2-360m": _sizes(32, 960, (15, 5, 64), 2560, **_SMOLLM2),
     }
@@ -217,59 +199,25 @@ class Llama(CachedWriter, LlamaEncoder):
 
 @dataclasses.dataclass(frozen=True)
 class Qwen3(Llama):
-    """Qwen 3 decoder (Yang et al. 2025): queries and keys are normalized. The defaults are Qwen3-0.6B."""
-
-    vocab_size: int = field(151936, vocabulary=True)
-    """Vocabulary size (rows of the word embedding); a run takes it from its tokenizer."""
-    hidden_size: int = 1024
-    """Width of the residual stream."""
-    num_layers: int = 28
-    """Number of Transformer layers."""
-    num_heads: int = 16
-    """Number of attention heads; must divide hidden_size."""
-    head_dim: int = 128
-    """Width of an attention head; num_heads · head_dim need not be hidden_size."""
-    intermediate_size: int = 3072
-    """Width of the feed-forward layers, which are gated."""
-    max_positions: int = 40_960
-    """Maximum sequence length."""
-    norm_eps: float = field(1e-6, range="(0, inf)")
-    """Epsilon of the norms."""
-    rope_theta: float = field(1_000_000.0, range="(0, inf)")
-    """Base of rotary positions."""
-    rope_scaling: tuple[float, ...] = ()
-    """Scaling of rotary frequencies (see `layers.rotary.Rope`)."""
+    """Qwen 3 decoder (Yang et al. 2025): queries and keys are normalized."""
 
     has_query_norm = True
-    published_sizes: ClassVar = {"0.6b": {}}
+    published_sizes: ClassVar = {"0.6b": _sizes(
+        28, 1024, (16, 8, 128), 3072, vocab_size=151936, max_positions=40_960, norm_eps=1e-6, tied_head=True,
+        rope_theta=1_000_000.0,
+    )}
 
 
 @dataclasses.dataclass(frozen=True)
 class Mistral(Llama):
-    """Mistral decoder (Jiang et al. 2023): attention to a window of tokens. The defaults are Mistral 7B v0.1."""
+    """Mistral decoder (Jiang et al. 2023): a token attends to a window of tokens."""
 
-    vocab_size: int = field(32000, vocabulary=True)
-    """Vocabulary size (rows of the word embedding); a run takes it from its tokenizer."""
-    hidden_size: int = 4096
-    """Width of the residual stream."""
-    num_layers: int = 32
-    """Number of Transformer layers."""
-    head_dim: int = 128
-    """Width of an attention head; num_heads · head_dim need not be hidden_size."""
-    intermediate_size: int = 14336
-    """Width of the feed-forward layers, which are gated."""
-    max_positions: int = 32_768
-    """Maximum sequence length."""
-    tied_head: bool = False
-    """Use the word embedding as the output matrix."""
-    rope_theta: float = field(10_000.0, range="(0, inf)")
-    """Base of rotary positions."""
-    rope_scaling: tuple[float, ...] = ()
-    """Scaling of rotary frequencies (see `layers.rotary.Rope`)."""
     window: int | None = field(4096, range="[1, inf)")
     """Number of tokens, itself included, that a token attends to; none means all before it."""
 
-    published_sizes: ClassVar = {"7b": {}}
+    published_sizes: ClassVar = {
+        "7b": _sizes(32, 4096, (32, 8, 128), 14336, vocab_size=32000, max_positions=32_768),
+    }
 
     @property
     def band(self) -> int | None:

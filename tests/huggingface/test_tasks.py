@@ -60,7 +60,7 @@ MODELS = {
     ModernBert: ModernBert(**SIZES, max_positions=37, local_attention=6, classifier_pooling="mean"),
     ModernBertDecoder: ModernBertDecoder(**SIZES, max_positions=37, local_attention=6),
     EuroBert: EuroBert(**SIZES, max_positions=37, num_kv_heads=1, head_dim=12),
-    Llama: Llama(**SIZES, max_positions=37, num_kv_heads=1, head_dim=12, rope_scaling=()),
+    Llama: Llama(**SIZES, max_positions=37, num_kv_heads=1, head_dim=12),
     Qwen3: Qwen3(**SIZES, max_positions=37, num_kv_heads=1, head_dim=12),
     Mistral: Mistral(**SIZES, max_positions=37, num_kv_heads=1, head_dim=12, window=6),
 }

@@ -33,7 +33,7 @@ def test_published_sizes(name):
 
 def test_sizes_without_presets():
     assert count(Llama.published("3.2-3b")) == 3_212_749_824
-    assert count(Mistral()) == 7_241_732_096  # mistralai/Mistral-7B-v0.1
+    assert count(Mistral.published("7b")) == 7_241_732_096  # mistralai/Mistral-7B-v0.1
 
 
 # GFLOP of a row's forward pass, from L·(n·(4hd(H + K) + 6hf) + 4Hd·n²) + predicted·2hV.
