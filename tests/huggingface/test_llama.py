@@ -195,6 +195,19 @@ def test_logits_loss_and_all_gradients(name, pair):
         np.testing.assert_allclose(gradient, wanted, rtol=1e-3, atol=TOLERANCE, err_msg=key)
 
 
+@pytest.mark.parametrize("name", ["mistral", "eurobert"])
+def test_padding_in_front(name, pair):
+    """As embedders made of decoders have it; positions count the padding on both sides."""
+    theirs, _, imported = pair(name)
+    ids, mask = (x[:, ::-1].copy() for x in rows())
+    given = example(name != "eurobert") | {"input_ids": ids}
+    given["segment_ids" if name == "mistral" else "attention_mask"] = mask
+    (_, logits), _ = forward_and_backward(imported.objective, imported.params, given)
+    with torch.no_grad():
+        other = theirs(input_ids=torch.tensor(ids).long(), attention_mask=torch.tensor(mask).long()).logits.numpy()
+    assert np.abs(np.asarray(logits)[mask > 0] - other[mask > 0]).max() < TOLERANCE
+
+
 @each_case
 def test_round_trip(name, pair, tmp_path):
     theirs, folder, imported = pair(name)
