@@ -44,6 +44,9 @@ def table(model: LlamaEncoder) -> Table:
     names = [(ours, f"attention/{ours}", f"self_attn.{name}") for ours, name in attention.items()]
     names += [(ours, f"mlp/{ours}", f"mlp.{name}") for ours, name in mlp.items()]
     norms = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+    if model.stack.norm_placement == "both":
+        norms |= {"attention_out_norm": "post_attention_layernorm", "mlp_norm": "pre_feedforward_layernorm",
+                  "mlp_out_norm": "post_feedforward_layernorm"}
     norms |= {f"attention/{ours}": f"self_attn.{name}" for ours, name in head_norms.items()}
     return Table(
         entries=(

@@ -222,3 +222,43 @@ class Mistral(Llama):
     @property
     def band(self) -> int | None:
         return self.window
+
+
+@dataclasses.dataclass(frozen=True)
+class Gemma3(Llama):
+    """Gemma 3 decoder of text (Gemma Team 2025): norms of the inputs and outputs of sublayers, and mostly local layers.
+
+    The parameter of a norm is its scale less 1. Word embeddings are multiplied by √hidden_size.
+    """
+
+    activation: PlainActivation = "gelu_new"
+    """Activation of the gate of the feed-forward layers."""
+    score_width: int = 256
+    """Attention scores are divided by its square root."""
+    window: int = field(512, range="[1, inf)")
+    """Number of tokens, itself included, that a token attends to in local layers."""
+    global_period: int = field(6, range="[1, inf)")
+    """The last of this many layers, and so on, attends to all tokens before; others are local."""
+    local_theta: float = field(10_000.0, range="(0, inf)")
+    """Base of rotary positions in local layers."""
+
+    has_query_norm = True
+    published_sizes: ClassVar = {"270m": _sizes(
+        18, 640, (4, 1, 256), 2048, vocab_size=262_144, max_positions=32_768, norm_eps=1e-6, tied_head=True,
+        rope_theta=1_000_000.0,
+    )}
+
+    @property
+    def plan_depths(self) -> tuple[int, int]:
+        return self.global_period, 2 * self.global_period
+
+    @property
+    def stack(self) -> StackConfig:
+        return dataclasses.replace(
+            super().stack, norm_placement="both", norm_offset=1.0, score_width=self.score_width, band=self.window,
+            band_period=self.global_period, full_layer=self.global_period - 1, band_rope=Rope(self.local_theta),
+        )
+
+    @property
+    def _embeddings(self) -> Embeddings:
+        return super()._embeddings.clone(scale=self.hidden_size**0.5)

@@ -25,7 +25,7 @@ from jaxlm.models.distilbert import Distilbert
 from jaxlm.models.electra import ElectraEncoder
 from jaxlm.models.gpt1 import Gpt1
 from jaxlm.models.gpt2 import Gpt2
-from jaxlm.models.llama import EuroBert, Llama, Mistral, Qwen3
+from jaxlm.models.llama import EuroBert, Gemma3, Llama, Mistral, Qwen3
 from jaxlm.models.modernbert import ModernBert, ModernBertDecoder
 from jaxlm.models.roberta import Roberta
 from jaxlm.models.t5 import T5
@@ -63,6 +63,7 @@ MODELS = {
     Llama: Llama(**SIZES, max_positions=37, num_kv_heads=1, head_dim=12),
     Qwen3: Qwen3(**SIZES, max_positions=37, num_kv_heads=1, head_dim=12),
     Mistral: Mistral(**SIZES, max_positions=37, num_kv_heads=1, head_dim=12, window=6),
+    Gemma3: Gemma3(**SIZES, max_positions=37, num_kv_heads=1, head_dim=12, window=6, global_period=2),
 }
 SETTINGS = {
     Classification: dict(labels=("1", "fair", "good")), MultipleChoice: {},
@@ -176,7 +177,7 @@ def their_inputs(task, folder, batch):
 
 
 def test_all_models_have_heads():
-    assert len(CASES) == 49 and {model for _, model in CASES.values()} == MODELS.keys()
+    assert len(CASES) == 50 and {model for _, model in CASES.values()} == MODELS.keys()
 
 
 # The table of names is one for each kind of head: BERT has every kind, GPT-2 reads its last token, EuroBERT the mean

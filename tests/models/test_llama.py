@@ -10,7 +10,7 @@ import pytest
 
 from jaxlm.config.presets import load_preset
 from jaxlm.errors import UserError
-from jaxlm.models.llama import EuroBert, Llama, Mistral, Qwen3
+from jaxlm.models.llama import EuroBert, Gemma3, Llama, Mistral, Qwen3
 from tests.params import first_fast
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -18,7 +18,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 COUNTS = {
     "eurobert_210m": 310_266_624, "eurobert_610m": 755_625_600, "eurobert_2_1b": 2_403_092_736,
     "smollm2_135m": 134_515_008, "smollm2_360m": 361_821_120, "llama_3_2_1b": 1_235_814_400,
-    "qwen3_0_6b": 596_049_920,
+    "qwen3_0_6b": 596_049_920, "gemma3_270m": 268_098_176,
 }
 
 
@@ -45,18 +45,18 @@ def test_flops_count_the_few_heads(size, length, predicted, expected):
     assert EuroBert.published(size).forward_flops(length, predicted) / 1e9 == pytest.approx(expected, abs=0.06)
 
 
-@pytest.mark.parametrize("model", first_fast([EuroBert, Qwen3]))
+@pytest.mark.parametrize("model", first_fast([EuroBert, Qwen3, Gemma3]))
 def test_initial_weights(model):
-    """One normal for all matrices, not cut; norms are 1, and there are no biases."""
+    """One normal for all matrices, not cut; norms are 1, stored as 0 in Gemma, and there are no biases."""
     own = model(vocab_size=900, hidden_size=64, num_heads=4, num_kv_heads=2, head_dim=32, num_layers=4,
                 intermediate_size=160, tied_head=False)
     params = jax.jit(own.init)(jax.random.key(0))
     layers = params["encoder"]["layers"]
     assert layers["attention"]["key"]["kernel"].shape == (4, 64, 2 * 32)
-    assert ("query_norm" in layers["attention"]) == (model is Qwen3)
+    assert ("query_norm" in layers["attention"]) == (model is not EuroBert)
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if path[-1].key == "scale":
-            assert np.all(leaf == 1.0)
+            assert np.all(leaf == (model is not Gemma3))
         else:
             assert path[-1].key in ("kernel", "embedding")
             assert np.std(leaf) == pytest.approx(0.02, rel=0.03) and np.max(np.abs(leaf)) > 3 * 0.02

@@ -93,6 +93,8 @@ class StackConfig(ExecutionConfig):
     Attributes:
         num_kv_heads: Number of key/value heads, each of which serves as many consecutive query heads (Ainslie et al.
             2023); None for one a query head.
+        norm_placement: Norm of the sum of a sublayer and its input, of the input, or of the input and the output.
+        norm_offset: Added to the scale of RMSNorms, which is initialized at 1 - norm_offset: 1 in Gemma.
         has_query_norm: Whether an RMSNorm over each head's queries and keys precedes the rotary positions.
         has_first_norm: Whether the first layer of a pre-norm stack has a norm before its attention.
         band: Number of tokens from itself on, to either side, that a token attends to in most layers; None for full
@@ -102,8 +104,7 @@ class StackConfig(ExecutionConfig):
         rope: Rotary position embeddings in layers with full attention; None without them.
         band_rope: Rotary position embeddings in layers with the band.
         use_bias: Whether dense layers and LayerNorms have biases, or the names of those that have one.
-        scale_attention: Divide attention scores by √(head_dim · attention_terms); False in T5.
-        attention_terms: Number of products that are summed to an attention score: 3 in DeBERTa.
+        score_width: Attention scores are divided by its square root; None for head_dim. 1 in T5.
         intermediate_dropout: Dropout after the activation of the feed-forward layer.
         mlp_dropout: Dropout of the feed-forward output; None for `dropout`.
         residual_init_scale: Factor on the initial weights of the products that enter the residual stream.
@@ -120,7 +121,8 @@ class StackConfig(ExecutionConfig):
     intermediate_size: int
     activation: Activation = "gelu"
     norm: Literal["layer", "rms"] = "layer"
-    norm_placement: Literal["post", "pre"] = "post"
+    norm_placement: Literal["post", "pre", "both"] = "post"
+    norm_offset: float = 0.0
     norm_eps: float = 1e-12
     final_norm: bool = False
     has_query_norm: bool = False
@@ -133,8 +135,7 @@ class StackConfig(ExecutionConfig):
     rope: Rope | None = None
     band_rope: Rope | None = None
     cross_attention: bool = False
-    scale_attention: bool = True
-    attention_terms: int = 1
+    score_width: int | None = None
     dropout: float = 0.1
     attention_dropout: float = 0.1
     intermediate_dropout: float = 0.0
@@ -154,7 +155,7 @@ class StackConfig(ExecutionConfig):
     @property
     def attention_scale(self) -> float:
         """Factor on the attention scores."""
-        return 1.0 / math.sqrt(self.head_dim * self.attention_terms) if self.scale_attention else 1.0
+        return 1.0 / math.sqrt(self.score_width or self.head_dim)
 
     @property
     def kv_heads(self) -> int:

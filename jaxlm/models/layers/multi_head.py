@@ -117,7 +117,8 @@ class MultiHeadAttention(nn.Module):
 
 def _head_norm(config: StackConfig, name: str) -> Callable[[jax.Array], jax.Array]:
     """Return the norm over each head's queries or keys, or the identity."""
-    return Norm("rms", config.norm_eps, config.dtype, name=name) if config.has_query_norm else lambda x: x
+    norm = Norm("rms", config.norm_eps, config.dtype, offset=config.norm_offset, name=name)
+    return norm if config.has_query_norm else lambda x: x
 
 
 def _attend(config, query, key, value, visibility, causal, decoding, dropout_key, rope):

@@ -174,7 +174,8 @@ NO_INPUTS = SharedInputs()
 class Block(nn.Module):
     """Transformer layer: self-attention, cross-attention if configured, feed-forward.
 
-    Each sublayer has a residual connection, and a norm before it (pre) or after it (post).
+    Each sublayer has a residual connection, and a norm before it (pre), after both (post), or of its input and its
+    output (both).
     """
 
     config: StackConfig
@@ -202,7 +203,8 @@ class Block(nn.Module):
         def sublayer(name: str, function: Callable[[jax.Array], jax.Array], x: jax.Array, residual: jax.Array):
             norm = _norm(c, f"{name}_norm")
             is_plain = name == "attention" and not c.has_first_norm
-            y = function(norm(x) if c.norm_placement == "pre" and not is_plain else x)
+            y = function(norm(x) if c.norm_placement != "post" and not is_plain else x)
+            y = _norm(c, f"{name}_out_norm")(y) if c.norm_placement == "both" else y
             rate = c.dropout if name != "mlp" or c.mlp_dropout is None else c.mlp_dropout
             y = residual + dropout(y, rate, module_key(self, rate, self.deterministic))
             return constrain(norm(y) if c.norm_placement == "post" else y)
@@ -331,7 +333,7 @@ def _attended_pairs(layer: StackConfig, length: int) -> int:
 
 
 def _norm(config: StackConfig, name: str | None = None) -> Norm:
-    return Norm(config.norm, config.norm_eps, config.dtype, config.has_bias("norm"), name=name)
+    return Norm(config.norm, config.norm_eps, config.dtype, config.has_bias("norm"), config.norm_offset, name=name)
 
 
 def at_positions(
