@@ -24,6 +24,7 @@ from jaxlm.models.elmo import Elmo
 from jaxlm.models.gpt1 import Gpt1
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.gpt3 import Gpt3
+from jaxlm.models.llama import EuroBert, Gemma3, Llama, Mistral, Qwen3
 from jaxlm.models.modernbert import ModernBert, ModernBertDecoder
 from jaxlm.models.reformer import Reformer
 from jaxlm.models.roberta import Roberta
@@ -229,6 +230,11 @@ register(
     System(CausalLM, Gpt1, "gpt1", "causal_lm"),
     System(CausalLM, Gpt3, "gpt2", "causal_lm"),
     System(CausalLM, ModernBertDecoder, "modernbert_decoder", "causal_lm"),
+    System(CausalLM, Llama, "llama", "causal_lm"),
+    System(CausalLM, Qwen3, "qwen3", "causal_lm"),
+    System(CausalLM, Mistral, "mistral", "causal_lm"),
+    System(CausalLM, Gemma3, "gemma3", "causal_lm"),
+    System(MaskedLM, EuroBert, "eurobert", "masked_lm"),
     System(CausalLM, Reformer, "reformer", "causal_lm"),
     System(MaskedLM, Distilbert, "distilbert"),
     System(Distillation, Distilbert, "distilbert", export_only=True),

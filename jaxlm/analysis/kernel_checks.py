@@ -20,6 +20,7 @@ from jaxlm.models.layers.attention import attend
 from jaxlm.models.layers.chunked_kernel import Options
 from jaxlm.models.layers.config import StackConfig
 from jaxlm.models.layers.dropout import dropout
+from jaxlm.models.layers.rotary import Rope
 from jaxlm.training.program import dropout_key
 
 Figure = tuple[str, float, float | None]
@@ -122,7 +123,7 @@ def _chunked(length: int = 2048, chunk: int = 256) -> Case:
 KERNELS: dict[str, Kernel] = {
     "xla": Kernel((_attend("xla", has_bias=True), _attend("xla", packed=True, causal=True, band=64)),
                   ("tpu", "gpu", "cpu"), ("float32", "bfloat16")),
-    "rows": Kernel((_attend("rows", has_bias=True), _attend("rows", packed=True, causal=True, rope_theta=1e4))),
+    "rows": Kernel((_attend("rows", has_bias=True), _attend("rows", packed=True, causal=True, rope=Rope(1e4)))),
     "xla in blocks": Kernel((_attend("xla in blocks", packed=True, band=40),
                              _attend("xla in blocks", causal=True, band=40)), ("gpu", "cpu"), ("float32", "bfloat16"),
                             drops=False),

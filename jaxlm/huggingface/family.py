@@ -135,7 +135,7 @@ class Family:
 
 # Names of activations in Transformers → ours.
 ACTIVATIONS = {
-    "gelu": "gelu", "gelu_python": "gelu", "relu": "relu",
+    "gelu": "gelu", "gelu_python": "gelu", "relu": "relu", "silu": "silu", "swish": "silu",
     "gelu_new": "gelu_new", "gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new",
 }
 

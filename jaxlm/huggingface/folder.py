@@ -150,8 +150,9 @@ def import_folder(hf_dir: str | os.PathLike[str], *, seed: int = 0) -> Pretraine
         content = tokenizer.to_json()
         steps = [{"type": "Lowercase"}, *filter(None, [content.get("normalizer")])]
         tokenizer = tokenizer.with_json(content | {"normalizer": {"type": "Sequence", "normalizers": steps}})
-    around = templates(folder) if objective.model.text_model.is_causal else None
-    if around and "#" in "".join(around):
+    is_own = objective.model.text_model.template.is_default
+    around = templates(folder) if is_own or objective.model.text_model.is_causal else None
+    if around and (is_own or "#" in "".join(around)):
         tokenizer = tokenizer.with_settings(single=around[0], pair=around[1])
     _check_tokenizer(folder, objective, tokenizer.vocabulary)
     objective = objective.bind_unchecked(tokenizer.vocabulary)
@@ -230,7 +231,7 @@ def _check_template(folder: Path, objective: Objective, tokenizer: Tokenizer) ->
     """
     v, model = tokenizer.vocabulary, objective.model.text_model
     found = templates(folder) if read_class(folder) in GENERIC else None
-    if found is None or model.is_causal:
+    if found is None or model.is_causal or model.template.is_default:
         return
     around, ours = ([name if name == "$A" else tokenizer.pieces([symbol_id(v, name)])[0] for name, _ in parts(text)]
                     for text in (found[0], objective.text_template.single or "$A"))

@@ -67,9 +67,22 @@ HEADS = {
 }
 
 
-def layer_types(num_layers: int, period: int) -> list[str]:
-    """Return the kinds of layers, of which 0, period, 2 · period, … attend to all tokens."""
-    return ["sliding_attention" if i % period else "full_attention" for i in range(num_layers)]
+def layer_types(num_layers: int, period: int, full_layer: int = 0) -> list[str]:
+    """Return the kinds of layers, of which number `full_layer` of each period attends to all tokens."""
+    return ["full_attention" if i % period == full_layer else "sliding_attention" for i in range(num_layers)]
+
+
+def read_period(source: Source, key: str, default: int, length: int, from_end: bool = False) -> int:
+    """Read the period of layers with full attention, the first of each or the last one, from layer_types or a key."""
+    period = source.value(key, default)
+    types = source.config.get("layer_types") or (period and layer_types(length, period, (period - 1) * from_end))
+    for n in (period, *range(1, length + 2)):
+        if n > 0 and layer_types(length, n, (n - 1) * from_end) == types:
+            return n
+    raise UserError(
+        f"{source.folder / 'config.json'}: by layer_types or {key}, the layers with full attention are not "
+        f"{'n - 1, 2n - 1' if from_end else '0, n, 2n'}, …; jaxlm does not support another order."
+    )
 
 
 def config(model_type: str, model: ModernBert, vocabulary: Vocabulary | None) -> dict[str, Any]:
@@ -94,15 +107,7 @@ def read_model(source: Source) -> dict[str, Any]:
         fields["local_attention"] = 2 * source.value("sliding_window", fields["local_attention"] // 2)
     # Their attention dropout is that of the output too.
     fields["dropout"] = fields["attention_dropout"]
-    period, length = source.value("global_attn_every_n_layers", 3), fields["num_layers"]
-    types = source.config.get("layer_types") or (period and layer_types(length, period))
-    periods = [n for n in (period, *range(1, length + 1)) if n > 0 and layer_types(length, n) == types]
-    if not periods:
-        raise UserError(
-            f"{source.folder / 'config.json'}: by layer_types or global_attn_every_n_layers, the layers with full "
-            "attention are not 0, n, 2n, …; jaxlm does not support another order."
-        )
-    fields["global_period"] = periods[0]
+    fields["global_period"] = read_period(source, "global_attn_every_n_layers", 3, fields["num_layers"])
     # An old null is the other base.
     defaults = {"global": 160_000.0, "local": source.value("global_rope_theta", 160_000.0)}
     defaults["local"] = defaults["local"] if "local_rope_theta" in source.config else 10_000.0

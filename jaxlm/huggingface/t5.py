@@ -26,7 +26,7 @@ FIELDS: Fields = {
 }
 MT5_DEFAULTS = {"vocab_size": 250112, "num_layers": 8, "num_heads": 6, "d_ff": 1024, "feed_forward_proj": "gated-gelu"}
 """Defaults of MT5Config that differ from those of T5Config."""
-ACTIVATIONS = ("relu", "gelu", "gelu_new", "gated-gelu")
+ACTIVATIONS = ("relu", "gelu", "gelu_new", "silu", "gated-gelu")
 
 
 def _attention(ours: str, theirs: str) -> tuple[Entry, ...]:

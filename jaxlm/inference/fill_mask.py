@@ -77,9 +77,11 @@ def _most_likely(objective, vocabulary, top_k, params, rows):
 
 
 def masked_row(objective: Objective, tokenizer: Tokenizer, text: str) -> list[int]:
-    """Return the ids of `[CLS] text [SEP]`, in which [MASK] stands for the tokenizer's own symbol."""
+    """Return the ids of a text with its special tokens, in which [MASK] stands for the tokenizer's own symbol."""
     v = tokenizer.vocabulary
-    row = [v.cls, *tokenizer.encode_with_symbols(text.replace("[MASK]", tokenizer.piece(v.mask))), v.sep]
+    ids = tokenizer.encode_with_symbols(text.replace("[MASK]", tokenizer.piece(v.mask)))
+    template = objective.model.template.for_vocabulary(v)
+    row = template.build(v, np.array(ids, np.int32)).input_ids.tolist()
     shown = text if len(text) <= 60 else text[:57] + "..."
     if v.mask not in row:
         raise UserError(f"{shown!r} has no [MASK]; write [MASK] where a token is to be filled in.")

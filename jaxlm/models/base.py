@@ -89,6 +89,8 @@ class FineTuning(NamedTuple):
     """Whether the classifier of texts has a bias."""
     has_transform: bool = False
     """Whether classifiers, also of tokens, read the model's `token_features` instead of hidden states."""
+    pools_late: bool = False
+    """Whether the dense layer before the classifier reads each token, and the mean is that of its outputs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,10 +216,9 @@ class Model:
     def summary(self, params: Params, inputs: Inputs, *, key: jax.Array | None = None) -> Float[Array, "batch width"]:
         """Return one vector per text: the hidden state of its first or last token, or the mean of all tokens."""
         mask = jnp.ones_like(inputs.ids) if inputs.mask is None else inputs.mask
-        lengths = jnp.sum(mask, axis=1)
         if self.summary_token == "mean":
-            hidden = self.hidden_states(params, inputs, key=key)
-            return jnp.einsum("blh,bl->bh", hidden, mask.astype(hidden.dtype)) / jnp.maximum(lengths, 1)[:, None]
+            return mean_of_tokens(self.hidden_states(params, inputs, key=key), mask)
+        lengths = jnp.sum(mask, axis=1)
         at = jnp.zeros_like(lengths) if self.summary_token == "first" else jnp.maximum(lengths - 1, 0)
         return self.hidden_states(params, inputs, key=key, at=at[:, None])[:, 0]
 
@@ -376,6 +377,13 @@ def text_vectors(
     is_first = pooling == "cls" and model.summary_token == "first"
     at = jnp.zeros_like(lengths) if is_first else jnp.maximum(lengths - 1, 0)
     return model.hidden_states(params, inputs, key=key, at=at[:, None])[:, 0].astype(jnp.float32)
+
+
+def mean_of_tokens(
+    hidden: Float[Array, "batch length width"], mask: Int[Array, "batch length"] | Bool[Array, "batch length"]
+) -> Float[Array, "batch width"]:
+    """Return the mean over the tokens of each row; zeros for a row without tokens."""
+    return jnp.einsum("blh,bl->bh", hidden, mask.astype(hidden.dtype)) / jnp.maximum(jnp.sum(mask, axis=1), 1)[:, None]
 
 
 def last_token(

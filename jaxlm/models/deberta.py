@@ -69,7 +69,7 @@ class Deberta(Encoder):
 
     @property
     def stack(self) -> StackConfig:
-        return StackConfig.of(self, attention_terms=3)
+        return StackConfig.of(self, score_width=3 * self.head_dim)
 
     @property
     def fine_tuning(self) -> FineTuning:

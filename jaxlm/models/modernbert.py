@@ -9,20 +9,17 @@ from typing import Any, ClassVar, Literal
 import jax
 from jaxtyping import Array, Float, Int
 
-from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.base import FineTuning
 from jaxlm.models.decoder import CachedWriter
 from jaxlm.models.encoder import Encoder
 from jaxlm.models.heads import TransformHead
-from jaxlm.models.layers.config import PlainActivation, StackConfig, kernel_init
+from jaxlm.models.layers.config import GATED, PlainActivation, StackConfig, check_gated, kernel_init
 from jaxlm.models.layers.embeddings import Embeddings
+from jaxlm.models.layers.rotary import Rope
 from jaxlm.models.layers.stack import SharedInputs, call, run_stack
 from jaxlm.tokenizers.template import Template
 from jaxlm.types import Params
-
-GATED = {"gelu": "gated-gelu-erf", "gelu_new": "gated-gelu"}
-"""Activation → the same in a gated feed-forward layer."""
 
 
 def sizes(layers: int, width: int, heads: int, inner: int, **others: Any) -> dict[str, Any]:
@@ -90,11 +87,7 @@ class ModernBert(Encoder):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.activation not in GATED:
-            raise UserError(f"objective.model.activation is {self.activation}; choose {' or '.join(GATED)}.")
-        if self.head_dim % 2:
-            raise UserError(f"objective.model.num_heads makes heads of {self.head_dim}; rotary positions need an even "
-                            "width, so change it or hidden_size.")
+        check_gated(self)
 
     @property
     def plan_depths(self) -> tuple[int, int]:
@@ -123,7 +116,7 @@ class ModernBert(Encoder):
         return StackConfig.of(
             self, activation=GATED[self.activation], norm_placement="pre", final_norm=True, has_first_norm=False,
             use_bias=False, mlp_dropout=0.0, band=self.band, band_period=self.global_period,
-            rope_theta=self.global_theta, band_rope_theta=self.local_theta,
+            rope=Rope(self.global_theta), band_rope=Rope(self.local_theta),
             residual_init_scale=1.0 / math.sqrt(2 * self.num_layers),
             last_layer_at_positions=self.last_layer_at_positions and is_last_global,
         )

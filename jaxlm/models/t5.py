@@ -124,7 +124,7 @@ class T5(TransformerConfig, Writer):
     def encoder_stack(self) -> StackConfig:
         """Configuration of the encoder's layers."""
         return StackConfig.of(
-            self, norm="rms", norm_placement="pre", final_norm=True, use_bias=False, scale_attention=False,
+            self, norm="rms", norm_placement="pre", final_norm=True, use_bias=False, score_width=1,
             intermediate_dropout=self.dropout, init="fan_in",
         )
 

@@ -264,7 +264,8 @@ class Task(Objective):
 
     def flops(self, length: int) -> float:
         width = self.model.width
-        pooler = 2 * width * width if self.use_pooling and self.fine_tuning.activation else 0
+        pooled = length if self.fine_tuning.pools_late else 1
+        pooler = 2 * width * width * pooled if self.use_pooling and self.fine_tuning.activation else 0
         if self.fine_tuning.has_transform:
             pooler = 2 * width * width * (1 if self.use_pooling else length)
         return self.model.forward_flops(length) + pooler + 2 * width * self.num_logits

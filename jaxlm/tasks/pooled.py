@@ -16,7 +16,7 @@ from jaxlm.data.labelled import Arrays, EncodedExample, Record
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.inference.generate import pad
-from jaxlm.models.base import Inputs, last_token
+from jaxlm.models.base import Inputs, last_token, mean_of_tokens
 from jaxlm.objectives.base import Line, Term, Terms
 from jaxlm.objectives.chunked_loss import chunked_cross_entropy
 from jaxlm.objectives.losses import cross_entropy
@@ -152,7 +152,11 @@ class PooledTask(Task):
         """Return the vector of each text that the classifier reads; a key turns dropout on."""
         keys = (None, None) if key is None else jax.random.split(key)
         inputs = self.model.complete_inputs(self.inputs(example), self.vocabulary)
-        x = self.before_classifier(params, self.model.summary(params, inputs, key=keys[0]), keys[1])
+        if self.fine_tuning.pools_late:
+            hidden = self.model.hidden_states(params, inputs, key=keys[0])
+            x = mean_of_tokens(self.before_classifier(params, hidden, keys[1]), inputs.mask)
+        else:
+            x = self.before_classifier(params, self.model.summary(params, inputs, key=keys[0]), keys[1])
         return x.reshape(len(example["row"]), -1, x.shape[-1])
 
     def _pooled_with_lm(

@@ -27,7 +27,8 @@ SENTENCEPIECE, JSON = "sentencepiece", "tokenizers"
 DATA_FILE = {SENTENCEPIECE: "spiece.model", JSON: "tokenizer.json"}
 _NAMES = {
     "pad": ("[PAD]", "<pad>"), "unk": ("[UNK]", "<unk>"), "cls": ("[CLS]", "<cls>"), "sep": ("[SEP]", "<sep>"),
-    "mask": ("[MASK]", "<mask>"), "bos": ("<s>", "<|endoftext|>", "[BOS]"), "eos": ("</s>", "<|endoftext|>", "[EOS]"),
+    "mask": ("[MASK]", "<mask>", "<|mask|>"), "bos": ("<s>", "<|endoftext|>", "[BOS]", "<bos>", "<|begin_of_text|>"),
+    "eos": ("</s>", "<|endoftext|>", "[EOS]", "<eos>", "<|end_of_text|>"),
 }
 _SETTINGS = {"lowercase": "do_lower_case", "strip_accents": "strip_accents", "add_prefix_space": "add_prefix_space",
              "handle_chinese_chars": "tokenize_chinese_chars"}
@@ -189,7 +190,8 @@ def _define(content: dict[str, Any], candidates: Iterable[str], folder: classes.
             raise UserError(f"{path.parent} gives the added token {token['content']!r} the id {token['id']}, but after "
                             f"{path.name} it is {found}; repair added_tokens.json or tokenizer_config.json.")
         added.setdefault(token["content"], token)
-    symbols = guess_symbols(candidates) | {r: p for r, p in folder.kind.roles.items() if p in ids} | folder.roles
+    roles = {r: p for r, p in folder.kind.roles.items() if p in ids} | folder.roles
+    symbols = guess_symbols(candidates, roles)
     for piece in [*symbols.values(), *folder.special]:
         token = added.get(piece) or added_token(ids.setdefault(piece, len(ids)), piece)
         added[piece] = token | {"special": True}
@@ -208,11 +210,12 @@ def json_definition(tokenizer_json: dict[str, Any], symbols: Mapping[str, str], 
     return Definition(JSON, data, symbols, name)
 
 
-def guess_symbols(pieces: Iterable[str]) -> dict[str, str]:
-    """Assign roles by the names that published vocabularies use."""
+def guess_symbols(pieces: Iterable[str], roles: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Add to the known roles those of the names that published vocabularies use."""
     present = set(pieces)
     symbols = {role: name for role, names in _NAMES.items() for name in reversed(names) if name in present}
-    if symbols.get("mask") == "<mask>" and "cls" not in symbols:  # RoBERTa uses <s> as [CLS] and </s> as [SEP]
+    symbols |= roles or {}
+    if "mask" in symbols and "cls" not in symbols:  # RoBERTa, EuroBERT and mmBERT use <s> as [CLS] and </s> as [SEP]
         symbols |= {role: symbols[end] for role, end in (("cls", "bos"), ("sep", "eos")) if end in symbols}
     return symbols
 

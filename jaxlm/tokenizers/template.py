@@ -37,6 +37,7 @@ class Template:
         inputs: names of the model's input arrays.
         needs: roles that the tokenizer must have.
         padding_side: "right", or "left" for a model with [CLS] at the end.
+        is_default: whether the tokenizer's own special tokens, if it has a template, stand in place of these.
     """
 
     single: str = ""
@@ -44,6 +45,7 @@ class Template:
     inputs: tuple[str, ...] = ("input_ids", "attention_mask")
     needs: tuple[str, ...] = ()
     padding_side: str = "right"
+    is_default: bool = False
 
     @property
     def symbols(self) -> tuple[str, ...]:
@@ -54,9 +56,9 @@ class Template:
         """Return the template with as many separators after the first of two texts as the tokenizer's own has.
 
         Two are RoBERTa's, which has no segments: a BERT with XLM-R's vocabulary reads both texts as the first segment.
-        The template of a decoder without one is the tokenizer's, where that adds special tokens.
+        The template of a decoder without one is the tokenizer's, where that adds special tokens; see also `is_default`.
         """
-        if vocabulary and vocabulary.single and not self.single:
+        if vocabulary and vocabulary.single and (self.is_default or not self.single):
             return dataclasses.replace(self, single=vocabulary.single, pair=vocabulary.pair, needs=())
         count = vocabulary.separators if vocabulary else 0
         pair = self.pair.replace("$A sep sep", "$A sep").replace("$A sep", "$A" + " sep" * count)

@@ -17,7 +17,7 @@ from jaxlm.objectives.replaced_tokens import ReplacedTokens
 from jaxlm.objectives.span_corruption import SpanCorruption
 
 BERT, ELECTRA, GPT2, T5 = (Experiment(objective=cls()) for cls in (MaskedLM, ReplacedTokens, CausalLM, SpanCorruption))
-PLAIN = ["gelu", "gelu_new", "relu"]
+PLAIN = ["gelu", "gelu_new", "relu", "silu"]
 
 
 def changed(experiment: Experiment, field: str, value: str) -> Experiment:
@@ -44,7 +44,7 @@ def changed(experiment: Experiment, field: str, value: str) -> Experiment:
         (BERT, "objective.model.dtype", "float16", ["float32", "bfloat16"]),
         (GPT2, "objective.model.remat", "dot", ["none", "cheap", "dots", "full"]),
         (T5, "objective.model.attention", "flash", ["auto", "xla", "cudnn", "pallas"]),
-        (T5, "objective.model.activation", "silu", ["gelu", "gelu_new", "relu", "gated-gelu"]),
+        (T5, "objective.model.activation", "mish", ["gelu", "gelu_new", "relu", "silu", "gated-gelu"]),
         (BERT, "objective.model.activation", "gated-gelu", PLAIN),
         (ELECTRA, "objective.model.activation", "gated-gelu", PLAIN),
         (GPT2, "objective.model.activation", "gated-gelu", PLAIN),

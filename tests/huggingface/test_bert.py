@@ -223,7 +223,7 @@ def test_untied_decoder_is_refused(tmp_path, vocab_file):
     ("key", "value", "message"),
     [
         ("position_embedding_type", "relative_key", "position_embedding_type is 'relative_key'"),
-        ("hidden_act", "silu", "hidden_act is 'silu'"),
+        ("hidden_act", "mish", "hidden_act is 'mish'"),
         ("is_decoder", True, "is_decoder is True"),
         ("hidden_size", "wide", "hidden_size is 'wide'; it must be a number like 768"),
         ("hidden_size", 64, r"does not fit its config.json.*position_embeddings.weight \[40, 32\] instead of"),

@@ -55,8 +55,8 @@ def test_import_finds_the_family_by_model_type():
         objective = objective_of(system)
         family = family_of(objective)
         assert family_named(family.model_type, "here").read_objective == family.read_objective
-    with pytest.raises(UserError, match="here holds a model of the family 'llama'"):
-        family_named("llama", "here")
+    with pytest.raises(UserError, match="here holds a model of the family 'qwen2'"):
+        family_named("qwen2", "here")
 
 
 def test_one_family_of_each_model_and_model_type_is_imported():

@@ -118,7 +118,7 @@ def test_greedy_continuations_are_theirs(tmp_path, tokenizer):
     assert generate(imported.objective, imported.params, prompts.tolist(), max_new_tokens=20, stop_ids=[1]) == rows
 
 
-@pytest.mark.parametrize(("key", "value"), [("afn", "silu"), ("embd_pdrop", 0.3), ("n_layer", "two")])
+@pytest.mark.parametrize(("key", "value"), [("afn", "mish"), ("embd_pdrop", 0.3), ("n_layer", "two")])
 def test_unsupported_configurations_are_refused(key, value, tmp_path, tokenizer):
     _, folder = save("a", tokenizer, tmp_path / "hf")
     (folder / "config.json").write_text(json.dumps(read_json(folder / "config.json") | {key: value}))

@@ -189,7 +189,7 @@ def test_keys_of_older_files(name, tmp_path, their_tokenizer):
 @pytest.mark.parametrize(("key", "value"), [
     ("layer_types", ["full_attention"] * 2 + ["sliding_attention"] * 5), ("norm_bias", True), ("mlp_dropout", 0.1),
     ("rope_parameters", {"full_attention": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}}),
-    ("rope_parameters", {"rope_type": "default", "rope_theta": 1e4}), ("hidden_activation", "silu"),
+    ("rope_parameters", {"rope_type": "default", "rope_theta": 1e4}), ("hidden_activation", "mish"),
     ("rope_parameters", [1e4]), ("rope_parameters", {"full_attention": 1e4}),
     ("rope_theta", {"full_attention": {"rope_theta": "1e4"}}),
     ("tie_word_embeddings", False), ("global_attn_every_n_layers", 0), ("classifier_pooling", "max"),

@@ -25,6 +25,7 @@ from jaxlm.models.distilbert import Distilbert
 from jaxlm.models.electra import ElectraEncoder
 from jaxlm.models.gpt1 import Gpt1
 from jaxlm.models.gpt2 import Gpt2
+from jaxlm.models.llama import EuroBert, Gemma3, Llama, Mistral, Qwen3
 from jaxlm.models.modernbert import ModernBert, ModernBertDecoder
 from jaxlm.models.roberta import Roberta
 from jaxlm.models.t5 import T5
@@ -58,6 +59,11 @@ MODELS = {
     Gpt2: Gpt2(**SIZES, max_positions=37),
     ModernBert: ModernBert(**SIZES, max_positions=37, local_attention=6, classifier_pooling="mean"),
     ModernBertDecoder: ModernBertDecoder(**SIZES, max_positions=37, local_attention=6),
+    EuroBert: EuroBert(**SIZES, max_positions=37, num_kv_heads=1, head_dim=12),
+    Llama: Llama(**SIZES, max_positions=37, num_kv_heads=1, head_dim=12),
+    Qwen3: Qwen3(**SIZES, max_positions=37, num_kv_heads=1, head_dim=12),
+    Mistral: Mistral(**SIZES, max_positions=37, num_kv_heads=1, head_dim=12, window=6),
+    Gemma3: Gemma3(**SIZES, max_positions=37, num_kv_heads=1, head_dim=12, window=6, global_period=2),
 }
 SETTINGS = {
     Classification: dict(labels=("1", "fair", "good")), MultipleChoice: {},
@@ -171,13 +177,14 @@ def their_inputs(task, folder, batch):
 
 
 def test_all_models_have_heads():
-    assert len(CASES) == 41 and {model for _, model in CASES.values()} == MODELS.keys()
+    assert len(CASES) == 50 and {model for _, model in CASES.values()} == MODELS.keys()
 
 
-# The table of names is one for each kind of head: BERT has every kind, GPT-2 reads its last token.
+# The table of names is one for each kind of head: BERT has every kind, GPT-2 reads its last token, EuroBERT the mean
+# after the dense layer.
 @pytest.mark.parametrize("architecture", [
-    pytest.param(name, marks=() if model is Bert or (kind, model) == (Classification, Gpt2) else pytest.mark.slow)
-    for name, (kind, model) in CASES.items()
+    pytest.param(name, marks=() if model is Bert or (kind is Classification and model in (Gpt2, EuroBert))
+                 else pytest.mark.slow) for name, (kind, model) in CASES.items()
 ])
 def test_logits_in_both_directions(architecture, tokenizer, tmp_path):
     kind, model = CASES[architecture]

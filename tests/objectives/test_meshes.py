@@ -32,6 +32,7 @@ from jaxlm.models.distilbert import Distilbert
 from jaxlm.models.electra import Electra
 from jaxlm.models.elmo import Elmo
 from jaxlm.models.gpt2 import Gpt2
+from jaxlm.models.llama import Mistral
 from jaxlm.models.modernbert import ModernBert, ModernBertDecoder
 from jaxlm.models.roberta import Roberta
 from jaxlm.models.t5 import T5
@@ -55,7 +56,7 @@ from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.training import program
 from jaxlm.types import TokenBatch, TripleBatch
 
-MESHES = {"one": (1, 1, 1), "eight": (8, 1, 1), "2x4": (2, 4, 1), "mixed": (2, 2, 2)}
+MESHES = {"one": (1, 1, 1), "eight": (8, 1, 1), "2x4": (2, 4, 1), "mixed": (2, 2, 2), "tensor": (2, 1, 4)}
 LENGTH, ROWS = 40, 16
 SIZES = dict(hidden_size=16, num_layers=2, num_heads=4, intermediate_size=32)
 TRAINED: dict[str, Objective] = {
@@ -80,6 +81,8 @@ TRAINED: dict[str, Objective] = {
         model=ModernBert(**SIZES | dict(num_layers=4), max_positions=LENGTH, local_attention=8)
     ),
     "ettin": CausalLM(model=ModernBertDecoder(**SIZES | dict(num_layers=4), max_positions=LENGTH, local_attention=8)),
+    # Two key/value heads serve four query heads: "tensor" splits the heads of keys and values themselves.
+    "llama": CausalLM(model=Mistral(**SIZES, num_kv_heads=2, head_dim=4, max_positions=LENGTH, window=8)),
     # Queries of the mask decoder are at the masked positions; the word embedding is a sum.
     "deberta": ReplacedTokens(
         model=DebertaV3(**SIZES, generator_num_layers=1, max_positions=LENGTH, position_buckets=8), two_segments=False
@@ -89,7 +92,8 @@ TRAINED: dict[str, Objective] = {
         model=Bert(**SIZES, max_positions=LENGTH), negatives=1, symmetric=True, widths=(8,), query_length=16, chunks=2,
     ),
 }
-STEPS = {"deberta": ("one", "eight", "2x4", "mixed"), "contrastive": ("one", "eight", "2x4", "mixed")}
+STEPS = {"deberta": ("one", "eight", "2x4", "mixed"), "contrastive": ("one", "eight", "2x4", "mixed"),
+         "llama": ("one", "eight", "2x4", "mixed", "tensor")}
 """Meshes of an objective's train step; by default one device, and all axes split."""
 TARGETS = {"contrastive": ROWS - 1}
 """Targets of an objective's batch, where they are no tokens."""

@@ -16,6 +16,7 @@ from jaxlm.errors import UserError
 from jaxlm.models.albert import Albert
 from jaxlm.models.base import Inputs
 from jaxlm.models.bert import Bert
+from jaxlm.models.llama import EuroBert
 from jaxlm.models.modernbert import ModernBert
 from jaxlm.models.roberta import Roberta
 from jaxlm.objectives.base import total_loss
@@ -32,6 +33,7 @@ SIZES = dict(hidden_size=32, num_layers=2, num_heads=2, intermediate_size=64, ma
 MODELS = {
     "bert": Bert(**SIZES), "roberta": Roberta(**SIZES), "albert": Albert(**SIZES, embedding_size=16),
     "modernbert": ModernBert(**SIZES | dict(num_layers=4), local_attention=8),
+    "eurobert": EuroBert(**SIZES, num_kv_heads=1, head_dim=16, rope_theta=100.0),
 }
 
 
@@ -88,7 +90,7 @@ def test_rows_have_symbols_around_each_document():
 
 
 @pytest.mark.parametrize("name", [
-    "bert", *(pytest.param(name, marks=pytest.mark.slow) for name in ("roberta", "modernbert", "albert"))
+    "bert", *(pytest.param(name, marks=pytest.mark.slow) for name in ("roberta", "modernbert", "albert", "eurobert"))
 ])
 def test_packed_documents_are_as_in_rows_of_their_own(name):
     """Hidden states, loss and all gradients, where the last layer runs at masked positions only, and where not."""

@@ -51,15 +51,24 @@ def _gelu_new_slope(x: Scalars) -> Scalars:
     return 0.5 * (1.0 + tanh) + 0.5 * x * (1.0 - tanh * tanh) * _SCALE * (1.0 + 3.0 * _CUBIC * x * x)
 
 
+def _silu_slope(x: Scalars) -> Scalars:
+    sigmoid = jax.nn.sigmoid(x)
+    return sigmoid * (1.0 + x * (1.0 - sigmoid))
+
+
 gelu = _elementwise(_gelu, _gelu_slope)
 """x Φ(x) (Hendrycks & Gimpel 2016), by erf as in PyTorch."""
 gelu_new = _elementwise(_gelu_new, _gelu_new_slope)
 """The tanh approximation of gelu in the released code of GPT-2 and BERT."""
+silu = _elementwise(jax.nn.silu, _silu_slope)
+"""x σ(x) (Elfwing et al. 2017), also called swish."""
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu": gelu,
     "gelu_new": gelu_new,
     "relu": jax.nn.relu,
+    "silu": silu,
     "gated-gelu": gelu_new,
     "gated-gelu-erf": gelu,
+    "gated-silu": silu,
 }

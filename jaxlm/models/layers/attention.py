@@ -25,7 +25,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxlm.models.layers.banded import banded_attention, in_band
 from jaxlm.models.layers.dropout import dropout_seeds, keep_mask, keep_scale
 from jaxlm.models.layers.kernel_tools import HIDDEN, LANES
-from jaxlm.models.layers.rotary import rotate, rotation_table
+from jaxlm.models.layers.rotary import Rope, rotate, rotation_table
 from jaxlm.models.layers.row_attention import LONGEST_ROTATED, AttentionInputs, Options, row_attention
 from jaxlm.parallel.rules import ACTIVATION_AXES
 
@@ -42,7 +42,7 @@ def attend(
     bias: Float[Array, "#batch #heads queries keys"] | None = None,
     causal: bool = False,
     band: int | None = None,
-    rope_theta: float | None = None,
+    rope: Rope | None = None,
     scale: float = 1.0,
     dropout_rate: float = 0.0,
     dropout_key: jax.Array | None = None,
@@ -64,19 +64,19 @@ def attend(
         bias: Added to the scores.
         causal: Whether later keys are masked; queries and keys are aligned at the start.
         band: Number of keys from its own position on, to either side, that a query attends to; None for all.
-        rope_theta: Base of the rotary position embeddings of queries and keys, which are as many; None if they are
-            rotated already, or have none.
+        rope: Rotary position embeddings of queries and keys, which are as many; None if they are rotated already, or
+            have none.
         scale: Factor on the scores.
         dropout_rate: Dropout rate of the probabilities.
         dropout_key: Dropout key; None turns dropout off.
         kernel: "xla" (scores in memory), "cudnn", "rows" or "splash" (fused), or in blocks: see `choose_kernel`.
     """
-    if rope_theta is not None and (kernel != "rows" or query.shape[1] > LONGEST_ROTATED):
+    if rope is not None and (kernel != "rows" or query.shape[1] > LONGEST_ROTATED):
         positions = jnp.arange(query.shape[1])[None]
-        query, key, rope_theta = rotate(query, positions, rope_theta), rotate(key, positions, rope_theta), None
+        query, key, rope = rotate(query, positions, rope), rotate(key, positions, rope), None
     if kernel == "rows":
         options = Options(query.shape[-1], causal, band, dropout_rate if dropout_key is not None else 0.0)
-        return _by_rows(options, query, key, value, bias, query_segments, key_segments, scale, dropout_key, rope_theta)
+        return _by_rows(options, query, key, value, bias, query_segments, key_segments, scale, dropout_key, rope)
     if kernel == "splash":
         return _by_splash(query, key, value, query_segments, key_segments, causal, scale, band)
     if kernel == "cudnn":
@@ -187,7 +187,7 @@ def _by_cudnn(query, key, value, query_segments, key_segments, lengths, mask, bi
     return on_each_device(run, specs, split)(query, key, value, bias, visible, lengths)
 
 
-def _by_rows(options, query, key, value, bias, query_segments, key_segments, scale, dropout_key, rope_theta):
+def _by_rows(options, query, key, value, bias, query_segments, key_segments, scale, dropout_key, rope):
     """Return attention by the TPU's kernel for short rows (`row_attention`)."""
     (batch, length, heads, head_dim), seeds = query.shape, None
     if options.dropout_rate:
@@ -198,7 +198,7 @@ def _by_rows(options, query, key, value, bias, query_segments, key_segments, sca
         query_segments=None if query_segments is None else query_segments[:, None],
         key_segments=None if key_segments is None else key_segments[:, None],
         seeds=seeds,
-        rotation=None if rope_theta is None else rotation_table(length, rope_theta, head_dim, LANES),
+        rotation=None if rope is None else rotation_table(length, rope, head_dim, LANES),
     )
     over_rows, over_heads = ACTIVATION_AXES["batch"], split_heads(heads)[0]
     split, row = PartitionSpec(over_rows, None, over_heads), PartitionSpec(over_rows)

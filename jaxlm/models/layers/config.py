@@ -10,9 +10,12 @@ import flax.linen as nn
 
 from jaxlm.errors import UserError
 from jaxlm.fields import check_ranges, field
+from jaxlm.models.layers.rotary import Rope
 
-PlainActivation = Literal["gelu", "gelu_new", "relu"]
-Activation = Literal[PlainActivation, "gated-gelu", "gated-gelu-erf"]
+PlainActivation = Literal["gelu", "gelu_new", "relu", "silu"]
+Activation = Literal[PlainActivation, "gated-gelu", "gated-gelu-erf", "gated-silu"]
+GATED: dict[PlainActivation, Activation] = {"gelu": "gated-gelu-erf", "gelu_new": "gated-gelu", "silu": "gated-silu"}
+"""Activation → the same in a gated feed-forward layer."""
 RematPolicy = Literal["none", "cheap", "dots", "full"]
 AttentionKind = Literal["auto", "xla", "cudnn", "pallas"]
 DType = Literal["float32", "bfloat16"]
@@ -88,14 +91,20 @@ class StackConfig(ExecutionConfig):
     """Configuration of a stack of layers: the sizes, and the choices in which the families differ.
 
     Attributes:
+        num_kv_heads: Number of key/value heads, each of which serves as many consecutive query heads (Ainslie et al.
+            2023); None for one a query head.
+        norm_placement: Norm of the sum of a sublayer and its input, of the input, or of the input and the output.
+        norm_offset: Added to the scale of RMSNorms, which is initialized at 1 - norm_offset: 1 in Gemma.
+        has_query_norm: Whether an RMSNorm over each head's queries and keys precedes the rotary positions.
         has_first_norm: Whether the first layer of a pre-norm stack has a norm before its attention.
         band: Number of tokens from itself on, to either side, that a token attends to in most layers; None for full
             attention in all layers.
-        band_period: With a band, the layers 0, band_period, 2 · band_period, … have full attention.
-        rope_theta: Base of rotary position embeddings in layers with full attention; None without them.
-        band_rope_theta: Base of rotary position embeddings in layers with the band.
-        scale_attention: Divide attention scores by √(head_dim · attention_terms); False in T5.
-        attention_terms: Number of products that are summed to an attention score: 3 in DeBERTa.
+        band_period: Number of layers after which the kinds of layers recur, with a band.
+        full_layer: Number of the layer in each period that has full attention; None if none has.
+        rope: Rotary position embeddings in layers with full attention; None without them.
+        band_rope: Rotary position embeddings in layers with the band.
+        use_bias: Whether dense layers and LayerNorms have biases, or the names of those that have one.
+        score_width: Attention scores are divided by its square root; None for head_dim. 1 in T5.
         intermediate_dropout: Dropout after the activation of the feed-forward layer.
         mlp_dropout: Dropout of the feed-forward output; None for `dropout`.
         residual_init_scale: Factor on the initial weights of the products that enter the residual stream.
@@ -107,23 +116,26 @@ class StackConfig(ExecutionConfig):
     hidden_size: int
     num_layers: int
     num_heads: int
+    num_kv_heads: int | None = None
     head_dim: int
     intermediate_size: int
     activation: Activation = "gelu"
     norm: Literal["layer", "rms"] = "layer"
-    norm_placement: Literal["post", "pre"] = "post"
+    norm_placement: Literal["post", "pre", "both"] = "post"
+    norm_offset: float = 0.0
     norm_eps: float = 1e-12
     final_norm: bool = False
+    has_query_norm: bool = False
     has_first_norm: bool = True
-    use_bias: bool = True
+    use_bias: bool | tuple[str, ...] = True
     causal: bool = False
     band: int | None = None
     band_period: int = 2
-    rope_theta: float | None = None
-    band_rope_theta: float | None = None
+    full_layer: int | None = 0
+    rope: Rope | None = None
+    band_rope: Rope | None = None
     cross_attention: bool = False
-    scale_attention: bool = True
-    attention_terms: int = 1
+    score_width: int | None = None
     dropout: float = 0.1
     attention_dropout: float = 0.1
     intermediate_dropout: float = 0.0
@@ -143,7 +155,16 @@ class StackConfig(ExecutionConfig):
     @property
     def attention_scale(self) -> float:
         """Factor on the attention scores."""
-        return 1.0 / math.sqrt(self.head_dim * self.attention_terms) if self.scale_attention else 1.0
+        return 1.0 / math.sqrt(self.score_width or self.head_dim)
+
+    @property
+    def kv_heads(self) -> int:
+        """Number of key/value heads."""
+        return self.num_kv_heads or self.num_heads
+
+    def has_bias(self, name: str) -> bool:
+        """Return whether the dense layer of this name ("query", "wi_0") has a bias, or with "norm" the LayerNorms."""
+        return self.use_bias if isinstance(self.use_bias, bool) else name in self.use_bias
 
     @property
     def groups(self) -> int:
@@ -155,10 +176,10 @@ class StackConfig(ExecutionConfig):
         return layer * self.groups // self.num_layers
 
     def of_layer(self, layer: int) -> Self:
-        """Return the configuration of one layer: its band, its base of rotary embeddings, and its first norm."""
+        """Return the configuration of one layer: its band, its rotary embeddings, and its first norm."""
         changes: dict[str, Any] = {"has_first_norm": self.has_first_norm or layer > 0}
         if self.band is not None:
-            changes |= {"band": None} if layer % self.band_period == 0 else {"rope_theta": self.band_rope_theta}
+            changes |= {"band": None} if layer % self.band_period == self.full_layer else {"rope": self.band_rope}
         return dataclasses.replace(self, **changes)
 
 
@@ -186,6 +207,15 @@ def check_sizes(config: Any) -> None:
             low, high = int(name != "type_vocab_size"), 1000 if name.endswith("_layers") else 2**24
             if not low <= value <= high:
                 raise UserError(f"objective.model.{name} is {value}; it must be in [{low}, {high}].")
+
+
+def check_gated(model: Any) -> None:
+    """Raise UserError unless feed-forward layers can be gated by the activation, and heads have an even width."""
+    if model.activation not in GATED:
+        raise UserError(f"objective.model.activation is {model.activation}; choose {' or '.join(GATED)}.")
+    if model.head_dim % 2:
+        raise UserError(f"objective.model.num_heads makes heads of {model.head_dim}; rotary positions need an even "
+                        "width, so change it, hidden_size or head_dim.")
 
 
 def check_heads(hidden_size: int, num_heads: int, prefix: str = "") -> None:

@@ -33,7 +33,8 @@ class EmbeddingTable(nn.Module):
 class Embeddings(nn.Module):
     """Sum of word, position and segment embeddings, then LayerNorm, then dropout.
 
-    With `num_positions` or `type_vocab_size` 0 there are no such embeddings, with `norm_eps` None no LayerNorm.
+    With `num_positions` or `type_vocab_size` 0 there are no such embeddings, with `norm_eps` None no LayerNorm. Word
+    embeddings are multiplied by `scale`.
     """
 
     vocab_size: int
@@ -46,6 +47,7 @@ class Embeddings(nn.Module):
     position_init: nn.initializers.Initializer
     dtype: DType
     use_bias: bool = True
+    scale: float = 1.0
 
     def setup(self) -> None:
         self.word = EmbeddingTable(self.vocab_size, self.width, self.word_init, self.dtype)
@@ -64,6 +66,7 @@ class Embeddings(nn.Module):
         deterministic: bool = True,
     ) -> Float[Array, "batch length width"]:
         x = self.word(input_ids)
+        x = x if self.scale == 1.0 else x * jnp.asarray(self.scale, x.dtype)
         if self.num_positions:
             x = x + self.position(positions)
         if self.type_vocab_size:

@@ -14,7 +14,7 @@ from jaxlm.models.layers.dropout import dropout, module_key
 
 
 class FeedForward(nn.Module):
-    """Two matrices around an activation; three if it is gated: gelu(x wi_0) ⊙ (x wi_1) (Shazeer 2020)."""
+    """Two matrices around an activation; three if it is gated: activation(x wi_0) ⊙ (x wi_1) (Shazeer 2020)."""
 
     config: StackConfig
 
@@ -25,7 +25,7 @@ class FeedForward(nn.Module):
         def dense(name: str, features: int, residual: bool = False, dot_general: Any = None) -> nn.Dense:
             init = kernel_init(c, residual=residual)
             return nn.Dense(
-                features, use_bias=c.use_bias, dtype=c.dtype, name=name, kernel_init=init, dot_general=dot_general
+                features, use_bias=c.has_bias(name), dtype=c.dtype, name=name, kernel_init=init, dot_general=dot_general
             )
 
         activation = ACTIVATIONS[c.activation]

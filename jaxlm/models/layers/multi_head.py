@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -17,10 +18,11 @@ from jaxlm.models.layers.config import StackConfig, kernel_init
 from jaxlm.models.layers.disentangled import attend_disentangled
 from jaxlm.models.layers.dropout import dropout, module_key
 from jaxlm.models.layers.kernel_choice import Attention, choose_kernel
+from jaxlm.models.layers.norm import Norm
 from jaxlm.models.layers.rotary import rotate
 
 Cache = dict[str, jax.Array]
-"""Key/value cache: {"key", "value"}, each [batch, slots, heads, head_dim]."""
+"""Key/value cache: {"key", "value"}, each [batch, slots, key/value heads, head_dim]."""
 
 
 class Visibility(NamedTuple):
@@ -80,25 +82,27 @@ class MultiHeadAttention(nn.Module):
             visibility = visibility._replace(mask=visibility.mask & band)
         dropout_key = module_key(self, c.attention_dropout, deterministic)
         project = functools.cache(lambda name: HeadsDense(c, query=name == "query", name=name))
-        query = project("query")(x)
+        query = _head_norm(c, "query_norm")(project("query")(x))
         # Cached keys and collected scores are of rotated vectors; `attend` rotates consecutive positions only.
         is_rotated = decoding or with_scores or positions is not None
         if source is None:
             key, value = cache["key"], cache["value"]
         else:
-            key, value = project("key")(source), project("value")(source)
-            if c.rope_theta is not None and is_rotated:
+            key, value = _head_norm(c, "key_norm")(project("key")(source)), project("value")(source)
+            if c.rope is not None and is_rotated:
                 own = (0 if index is None else index) + jnp.arange(source.shape[1])[None, :]  # slots are positions
-                key = rotate(key, own, c.rope_theta)
-                query = rotate(query, own if positions is None else positions, c.rope_theta)
+                key = rotate(key, own, c.rope)
+                query = rotate(query, own if positions is None else positions, c.rope)
             if decoding and not cross:
                 key, value = (_write(cache[name], new, index) for name, new in (("key", key), ("value", value)))
         extra = {"key": key, "value": value} if decoding else None
+        if c.kv_heads < c.num_heads:  # after the cache, which keeps the few
+            key, value = (jnp.repeat(y, c.num_heads // c.kv_heads, axis=2) for y in (key, value))
         if with_scores:
             extra = jnp.einsum("bqhk,bshk->bhqs", query, key, preferred_element_type=jnp.float32) * c.attention_scale
         if distances is None:
-            rope_theta = None if is_rotated else c.rope_theta
-            y = _attend(c, query, key, value, visibility, causal, decoding, dropout_key, rope_theta)
+            rope = None if is_rotated else c.rope
+            y = _attend(c, query, key, value, visibility, causal, decoding, dropout_key, rope)
         else:
             distances = dropout(distances, c.dropout, module_key(self, c.dropout, deterministic))
             both = (project(name)(distances[None])[0] for name in ("query", "key"))
@@ -106,13 +110,18 @@ class MultiHeadAttention(nn.Module):
                 c, query, key, value, *both, positions, query_segments=visibility.query_segments,
                 key_segments=visibility.key_segments, mask=visibility.mask, dropout_key=dropout_key,
             )
-        out = nn.Dense(
-            c.hidden_size, use_bias=c.use_bias, dtype=c.dtype, name="out", kernel_init=kernel_init(c, residual=True)
-        )
+        init = kernel_init(c, residual=True)
+        out = nn.Dense(c.hidden_size, use_bias=c.has_bias("out"), dtype=c.dtype, name="out", kernel_init=init)
         return out(y.reshape(*x.shape[:-1], -1)), extra
 
 
-def _attend(config, query, key, value, visibility, causal, decoding, dropout_key, rope_theta):
+def _head_norm(config: StackConfig, name: str) -> Callable[[jax.Array], jax.Array]:
+    """Return the norm over each head's queries or keys, or the identity."""
+    norm = Norm("rms", config.norm_eps, config.dtype, offset=config.norm_offset, name=name)
+    return norm if config.has_query_norm else lambda x: x
+
+
+def _attend(config, query, key, value, visibility, causal, decoding, dropout_key, rope):
     """Return attention by the kernel for these sizes; of decoding, the mask has the band."""
     mask, bias = (None if x is None else x.shape for x in (visibility.mask, visibility.bias))
     kernel = "xla" if decoding else choose_kernel(config.attention, Attention(
@@ -123,7 +132,7 @@ def _attend(config, query, key, value, visibility, causal, decoding, dropout_key
     ))
     return attend(
         query, key, value, **visibility._asdict(), causal=causal, band=None if decoding else config.band,
-        rope_theta=rope_theta, scale=config.attention_scale, dropout_rate=config.attention_dropout,
+        rope=rope, scale=config.attention_scale, dropout_rate=config.attention_dropout,
         dropout_key=dropout_key, kernel=kernel,
     )
 
@@ -136,6 +145,8 @@ def _write(slots, new, index):
 class HeadsDense(nn.Module):
     """Dense layer to [batch, length, heads, head_dim], or with `heads_first` to [batch, heads, length, head_dim].
 
+    Keys and values have the key/value heads of the configuration.
+
     Parameters: `kernel` [in, heads · head_dim] and `bias`, as of a plain dense layer; with `heads_first` no bias.
     """
 
@@ -146,13 +157,13 @@ class HeadsDense(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "batch length hidden"]) -> jax.Array:
         c = self.config
-        shape = (c.num_heads, c.head_dim)
+        shape = (c.num_heads if self.query else c.kv_heads, c.head_dim)
         kernel = self.param("kernel", kernel_init(c, query=self.query), (x.shape[-1], math.prod(shape)), jnp.float32)
         x, kernel = x.astype(c.dtype), kernel.astype(c.dtype)
         if self.heads_first:
             return jnp.einsum("bli,ihk->bhlk", x, kernel.reshape(-1, *shape))
         y = x @ kernel
-        if c.use_bias:
+        if c.has_bias(self.name):
             y = add_bias(y, self.param("bias", nn.initializers.zeros, (math.prod(shape),), jnp.float32))
         return y.reshape(*x.shape[:-1], *shape)
 
@@ -174,7 +185,7 @@ def empty_cache(config: StackConfig, batch: int, slots: int, source_length: int 
     """Return empty caches, one per layer: self-attention over `slots`, cross-attention over `source_length`."""
 
     def pair(length: int) -> Cache:
-        shape = (batch, length, config.num_heads, config.head_dim)
+        shape = (batch, length, config.kv_heads, config.head_dim)
         return {"key": jnp.zeros(shape, config.dtype), "value": jnp.zeros(shape, config.dtype)}
 
     cross = {"cross": pair(source_length)} if config.cross_attention else {}

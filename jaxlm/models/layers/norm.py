@@ -23,10 +23,12 @@ class Norm(nn.Module):
     eps: float
     dtype: Any
     use_bias: bool = True
+    offset: float = 0.0
 
     @nn.compact
     def __call__(self, x: Float[Array, "... hidden"]) -> Float[Array, "... hidden"]:
-        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],), jnp.float32)
+        init = nn.initializers.constant(1.0 - self.offset)
+        scale = self.param("scale", init, (x.shape[-1],), jnp.float32) + self.offset
         is_centered, bias = self.kind == "layer", None
         if is_centered and self.use_bias:
             bias = self.param("bias", nn.initializers.zeros, scale.shape, jnp.float32)

@@ -174,7 +174,8 @@ NO_INPUTS = SharedInputs()
 class Block(nn.Module):
     """Transformer layer: self-attention, cross-attention if configured, feed-forward.
 
-    Each sublayer has a residual connection, and a norm before it (pre) or after it (post).
+    Each sublayer has a residual connection, and a norm before it (pre), after both (post), or of its input and its
+    output (both).
     """
 
     config: StackConfig
@@ -200,9 +201,10 @@ class Block(nn.Module):
         old, new = cache or {}, {}
 
         def sublayer(name: str, function: Callable[[jax.Array], jax.Array], x: jax.Array, residual: jax.Array):
-            norm = Norm(c.norm, c.norm_eps, c.dtype, c.use_bias, name=f"{name}_norm")
+            norm = _norm(c, f"{name}_norm")
             is_plain = name == "attention" and not c.has_first_norm
-            y = function(norm(x) if c.norm_placement == "pre" and not is_plain else x)
+            y = function(norm(x) if c.norm_placement != "post" and not is_plain else x)
+            y = _norm(c, f"{name}_out_norm")(y) if c.norm_placement == "both" else y
             rate = c.dropout if name != "mlp" or c.mlp_dropout is None else c.mlp_dropout
             y = residual + dropout(y, rate, module_key(self, rate, self.deterministic))
             return constrain(norm(y) if c.norm_placement == "post" else y)
@@ -245,7 +247,7 @@ def init_stack(config: StackConfig, key: jax.Array) -> Params:
     if not config.has_first_norm:
         params["layers"]["attention_norm"] = jax.tree.map(lambda leaf: leaf[1:], params["layers"]["attention_norm"])
     if config.final_norm:
-        params["final_norm"] = _final_norm(config).init(key, x)["params"]
+        params["final_norm"] = _norm(config).init(key, x)["params"]
     return params
 
 
@@ -306,7 +308,7 @@ def run_stack(
     if positions is not None:
         x = x[:, : positions.shape[1]] if at_last else at_positions(x, positions)
     if config.final_norm:
-        x = call(_final_norm(config), params["final_norm"], x)
+        x = call(_norm(config), params["final_norm"], x)
     return x, outputs
 
 
@@ -314,7 +316,8 @@ def stack_flops(stack: StackConfig, length: int, memory: int = 0) -> float:
     """Return the FLOPs of one sequence's forward pass through a stack; `memory` is the length of the encoder output."""
     h, inner = stack.hidden_size, stack.num_heads * stack.head_dim
     matrices = 3 if stack.activation.startswith("gated") else 2
-    layer = length * (8 * h * inner + 2 * matrices * h * stack.intermediate_size)
+    kv = stack.kv_heads * stack.head_dim
+    layer = length * (4 * h * (inner + kv) + 2 * matrices * h * stack.intermediate_size)
     if stack.cross_attention:
         layer += 4 * length * h * inner + 4 * memory * h * inner + 4 * length * memory * inner
     pairs = sum(_attended_pairs(stack.of_layer(i), length) for i in range(stack.num_layers))
@@ -329,8 +332,8 @@ def _attended_pairs(layer: StackConfig, length: int) -> int:
     return length * band if layer.causal else length * (2 * band - 1) - band * (band - 1)
 
 
-def _final_norm(config: StackConfig) -> Norm:
-    return Norm(config.norm, config.norm_eps, config.dtype, config.use_bias)
+def _norm(config: StackConfig, name: str | None = None) -> Norm:
+    return Norm(config.norm, config.norm_eps, config.dtype, config.has_bias("norm"), config.norm_offset, name=name)
 
 
 def at_positions(

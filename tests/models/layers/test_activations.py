@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxlm.models.layers.activations import gelu, gelu_new
+from jaxlm.models.layers.activations import gelu, gelu_new, silu
 
 
 def exact(x: float) -> float:
@@ -20,7 +20,11 @@ def by_tanh(x: float) -> float:
     return 0.5 * x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
-@pytest.mark.parametrize(("ours", "formula"), [(gelu, exact), (gelu_new, by_tanh)])
+def swish(x: float) -> float:
+    return x / (1 + math.exp(-x))
+
+
+@pytest.mark.parametrize(("ours", "formula"), [(gelu, exact), (gelu_new, by_tanh), (silu, swish)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_values_equal_float64_down_to_the_negative_tail(ours, formula, dtype):
     x = jnp.linspace(-4.0, 4.0, 801).astype(dtype)
@@ -39,3 +43,11 @@ def test_the_backward_pass_keeps_the_input_alone(ours):
     x = jax.ShapeDtypeStruct((256, 256), jnp.bfloat16)
     compiled = jax.jit(jax.grad(loss, (0, 1))).lower(x, x).compile().as_text()
     assert sum(compiled.count(f" {name}(") for name in ("tanh", "erf")) == 2
+
+
+@pytest.mark.parametrize("ours", [gelu, gelu_new, silu])
+def test_slopes_are_those_of_the_functions(ours):
+    """Against differences in float32, to their rounding."""
+    x = jnp.linspace(-6.0, 6.0, 401)
+    slope = jax.jit(jax.vmap(jax.grad(ours)))(x)
+    np.testing.assert_allclose(slope, (ours(x + 0.01) - ours(x - 0.01)) / 0.02, atol=1e-4)

@@ -26,7 +26,7 @@ from jaxlm.models.layers.config import StackConfig
 from jaxlm.models.layers.dropout import dropout_seeds, keep_mask, keep_scale
 from jaxlm.models.layers.kernel_choice import Attention
 from jaxlm.models.layers.multi_head import MultiHeadAttention, Visibility
-from jaxlm.models.layers.rotary import rotate
+from jaxlm.models.layers.rotary import Rope, rotate
 from jaxlm.models.layers.row_attention import Options
 from jaxlm.models.roberta import Roberta
 from jaxlm.objectives.causal_lm import CausalLM
@@ -280,7 +280,7 @@ def test_rotary_positions_in_the_kernel(head_dim, causal, band, at, with_scores,
     """Packed; queries at some positions are rotated before, and those of collected scores."""
     heads, length = 256 // head_dim, 128 if at or with_scores else 384
     config = StackConfig(hidden_size=128, num_layers=1, num_heads=heads, head_dim=head_dim, band=band,
-                         intermediate_size=128, init="normal", init_std=0.2, rope_theta=100.0)
+                         intermediate_size=128, init="normal", init_std=0.2, rope=Rope(100.0))
     rng, segments = np.random.default_rng(0), jnp.asarray(np.cumsum(np.arange(length) % 90 == 0))[None]
     own = jnp.arange(length)[None]
     positions = jnp.asarray(rng.permutation(length)[None]) if at else own
@@ -295,7 +295,7 @@ def test_rotary_positions_in_the_kernel(head_dim, causal, band, at, with_scores,
     def formula(params, x):
         dense = lambda name, x: x @ params[name]["kernel"] + params[name]["bias"]  # noqa: E731
         query, key, value = (dense(name, x).reshape(1, length, heads, -1) for name in ("query", "key", "value"))
-        query, key = rotate(query[:, positions[0]], positions, 100.0), rotate(key, own, 100.0)
+        query, key = rotate(query[:, positions[0]], positions, Rope(100.0)), rotate(key, own, Rope(100.0))
         given = dict(causal=causal, band=band, scale=config.attention_scale)
         y = attend(query, key, value, query_segments=visibility.query_segments, key_segments=segments, **given)
         scores = config.attention_scale * jnp.einsum("bqhk,bshk->bhqs", query, key) if with_scores else None

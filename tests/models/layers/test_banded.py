@@ -18,6 +18,7 @@ from jaxlm.models.layers.attention import attend
 from jaxlm.models.layers.banded import block_shape
 from jaxlm.models.layers.config import StackConfig
 from jaxlm.models.layers.multi_head import MultiHeadAttention, Visibility
+from jaxlm.models.layers.rotary import Rope
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
 
 answer = jax.nn.dot_product_attention
@@ -106,7 +107,7 @@ def test_blocks_equal_jaxs_local_attention(kind, causal, length, band, heads, he
 def test_blocks_in_bfloat16_and_rotary_positions():
     """As near to float32 as scores in memory are; positions are those in the row."""
     arrays = inputs(300, 2, 32)
-    given = segments("packed", 300) | dict(causal=False, band=33, scale=0.2, rope_theta=100.0)
+    given = segments("packed", 300) | dict(causal=False, band=33, scale=0.2, rope=Rope(100.0))
     seen = (given["key_segments"] > 0)[..., None, None]
     exact, dense, blocks = (
         values(functools.partial(attend, kernel=kernel, **given), arrays, seen, dtype)
@@ -147,7 +148,7 @@ def test_cudnn_has_the_window_of_causal_bands(causal, monkeypatch):
 def test_a_layer_of_8192_tokens_in_blocks_takes_little_memory():
     """By default, compiled for this CPU: 2 heads' scores of 8,192² in float32 take 512 MiB."""
     config = StackConfig(hidden_size=64, num_layers=1, num_heads=2, head_dim=32, band=65, intermediate_size=64,
-                         attention_dropout=0.0, rope_theta=100.0)
+                         attention_dropout=0.0, rope=Rope(100.0))
     row, x = jax.ShapeDtypeStruct((1, 8192), jnp.int32), jax.ShapeDtypeStruct((1, 8192, 64), jnp.float32)
 
     def temporaries(config):

@@ -234,7 +234,7 @@ def run_disentangled(config: StackConfig, given: tuple, key: jax.Array | None = 
     return found | {"output": found["output"] * counts[..., None, None]}
 
 
-DISENTANGLED = dataclasses.replace(CONFIG, hidden_size=32, num_heads=2, attention_terms=3)
+DISENTANGLED = dataclasses.replace(CONFIG, hidden_size=32, num_heads=2, score_width=3 * CONFIG.head_dim)
 
 
 @pytest.mark.parametrize("kind", first_fast(["packed", "padded", "at", "packed, at"]))

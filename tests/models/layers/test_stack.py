@@ -195,7 +195,7 @@ def test_shared_layers_get_the_sum_of_their_gradients(loop):
 
 def test_a_bias_is_added_in_the_type_of_the_product_and_its_gradient_summed_in_float32():
     """A float32 addition is a pass of its own on GPUs; a bfloat16 sum of these rows would be off by several percent."""
-    dense = HeadsDense(dataclasses.replace(CONFIG, dtype="bfloat16", use_bias=True))
+    dense = HeadsDense(dataclasses.replace(CONFIG, dtype="bfloat16", use_bias=True), name="key")
     keys = jax.random.split(jax.random.key(0))
     x, gradient = (jax.random.normal(key, shape, jnp.bfloat16) + 0.3 for key, shape in zip(
         keys, ((8, 1024, 16), (8, 1024, 2, 8)), strict=True))

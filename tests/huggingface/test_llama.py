@@ -1,0 +1,405 @@
+"""Llama, Qwen 3, Mistral, Gemma 3 and EuroBERT against Transformers: logits, losses, gradients, caches, config.json.
+
+Matrices are drawn with a standard deviation of 0.15: at the classes' own initialization a wrong base of rotary
+positions moves EuroBERT's logits by 2e-3 only. Two of six heads are key/value heads, since with one or six their order
+would not matter; the base is small, so that all frequencies turn within 40 positions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import json
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import pytest
+import tokenizers
+import torch
+import transformers
+from safetensors.numpy import load_file
+
+from jaxlm.errors import UserError
+from jaxlm.huggingface import ModelCard, export_folder, import_folder
+from jaxlm.huggingface.families import family_named, family_of
+from jaxlm.huggingface.family import Source
+from jaxlm.inference.fill_mask import fill_mask
+from jaxlm.inference.generate import generate
+from jaxlm.models.base import Inputs
+from jaxlm.models.llama import EuroBert, Gemma3, Llama, Mistral, Qwen3
+from jaxlm.objectives.base import total_loss
+from jaxlm.objectives.pretrained import PretrainedModel
+from jaxlm.tasks.classification import Classification
+from tests.huggingface.support import read_json
+from tests.params import first_fast, random_params
+
+TOLERANCE = 1e-5
+LENGTH = 40
+SIZES = dict(
+    hidden_size=48, intermediate_size=64, num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=2,
+    max_position_embeddings=128, rms_norm_eps=1e-5,
+)
+# All three regimes of the scaling: frequencies that are kept, divided, and interpolated.
+LLAMA3 = dict(rope_type="llama3", rope_theta=50.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+              original_max_position_embeddings=64)
+PLAIN = dict(rope_type="default", rope_theta=100.0)
+CASES = {
+    "llama": dict(head_dim=16, rope_parameters=LLAMA3),
+    "llama_biased": dict(attention_bias=True, mlp_bias=True, tie_word_embeddings=True, hidden_act="gelu",
+                         rope_parameters=PLAIN | dict(rope_type="linear", factor=4.0)),
+    "qwen3": dict(head_dim=8, tie_word_embeddings=True, rope_parameters=PLAIN),
+    "mistral": dict(sliding_window=6, rope_parameters=PLAIN),
+    "eurobert": dict(rope_parameters=PLAIN),
+    # Seven layers: of one period and one more. The weights of norms are those less 1.
+    "gemma3_text": dict(
+        num_hidden_layers=7, head_dim=8, query_pre_attn_scalar=5, sliding_window=6, layer_types=None,
+        rope_parameters=dict(full_attention=dict(rope_type="linear", factor=4.0, rope_theta=100.0),
+                             sliding_attention=PLAIN | dict(rope_theta=20.0)),
+    ),
+}
+MODELS = {"llama": Llama, "llama_biased": Llama, "qwen3": Qwen3, "mistral": Mistral, "eurobert": EuroBert,
+          "gemma3_text": Gemma3}
+DECODERS = ["mistral", "llama", "llama_biased", "qwen3", "gemma3_text"]
+each_case = pytest.mark.parametrize("name", CASES)
+
+
+class Pair(NamedTuple):
+    """A model of Transformers, its folder, and the import."""
+
+    theirs: torch.nn.Module
+    folder: Path
+    ours: PretrainedModel
+
+
+def save_tokenizer(folder: Path, mask: bool) -> transformers.PreTrainedTokenizerFast:
+    """Save byte-level BPE with Llama 3's special tokens: no [CLS] or [SEP]; the padding is the end symbol."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(ignore_merges=True))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=270, initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator(["the cat sat on the mat, then it ran under the tree."] * 4, trainer)
+    names = ["<|begin_of_text|>", "<|end_of_text|>"] + ["<|mask|>"] * mask
+    tokenizer.add_special_tokens([tokenizers.AddedToken(name, lstrip=name == "<|mask|>") for name in names])
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<|begin_of_text|> $A", pair="<|begin_of_text|> $A <|begin_of_text|> $B",
+        special_tokens=[("<|begin_of_text|>", tokenizer.token_to_id("<|begin_of_text|>"))],
+    )
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<|begin_of_text|>", eos_token="<|end_of_text|>",
+        pad_token="<|end_of_text|>", model_input_names=["input_ids", "attention_mask"],
+        **({"mask_token": "<|mask|>"} if mask else {}),
+    )
+    fast.save_pretrained(folder)
+    return fast
+
+
+def save(name: str, folder: Path, **changes) -> torch.nn.Module:
+    """Save a model with random weights; unit norms and zero biases would hide a mix-up."""
+    tokenizer = save_tokenizer(folder, mask=name == "eurobert")
+    roles = ("pad", "bos", "eos", *(["mask"] if name == "eurobert" else []))
+    ids = {f"{role}_token_id": getattr(tokenizer, f"{role}_token_id") for role in roles}
+    config = transformers.AutoConfig.for_model(
+        name.removesuffix("_biased"), **(SIZES | CASES[name] | ids | dict(vocab_size=len(tokenizer)) | changes)
+    )
+    config._attn_implementation = "eager"
+    auto = transformers.AutoModelForMaskedLM if name == "eurobert" else transformers.AutoModelForCausalLM
+    model, generator = auto.from_config(config).eval(), torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            is_norm = "norm" in key
+            parameter.copy_(float(is_norm and name != "gemma3_text") + (0.3 if is_norm else 0.15) * torch.randn(
+                parameter.shape, generator=generator))
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory):
+    @functools.cache
+    def make(name: str) -> Pair:
+        folder = tmp_path_factory.mktemp(name)
+        theirs = save(name, folder)
+        return Pair(theirs, folder, import_folder(folder))
+
+    return make
+
+
+def rows() -> tuple[np.ndarray, np.ndarray]:
+    """Return ids and mask of three rows, of 40, 30 and 7 tokens."""
+    mask = (np.arange(LENGTH) < np.array([[LENGTH], [30], [7]])).astype(np.int32)
+    return np.random.default_rng(0).integers(0, 265, (3, LENGTH)).astype(np.int32) * mask, mask
+
+
+def example(is_causal: bool) -> dict[str, np.ndarray]:
+    """Return the rows as the corrupted example of an objective; a masked LM predicts tokens 2, 5 and 6 of each row."""
+    ids, mask = rows()
+    if is_causal:
+        labels, weights = (np.pad(x[:, 1:], ((0, 0), (0, 1))) for x in (ids, mask))
+        return {"input_ids": ids, "segment_ids": mask, "labels": labels, "weights": weights.astype(np.float32)}
+    positions = np.tile(np.int32([2, 5, 6]), (3, 1))
+    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids), "masked_labels": positions,
+            "masked_positions": positions, "masked_weights": np.ones((3, 3), np.float32)}
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def forward_and_backward(objective, params, given):
+    """Return loss, logits and gradients by one program."""
+    def loss(params):
+        inputs = Inputs(given["input_ids"], mask=given.get("attention_mask", given.get("segment_ids")))
+        logits = objective.model.predict_tokens(params, objective.model.hidden_states(params, inputs))
+        return total_loss(objective.loss(params, given, jax.random.key(0), True)), logits
+
+    return jax.value_and_grad(loss, has_aux=True)(params)
+
+
+def torch_loss(model: torch.nn.Module, is_causal: bool) -> tuple[torch.Tensor, np.ndarray]:
+    """Return their loss of the example, and their logits."""
+    ids, mask = (torch.tensor(x).long() for x in rows())
+    labels = torch.full_like(ids, -100)
+    if is_causal:
+        labels = torch.where(mask > 0, ids, labels)
+    else:
+        labels[:, [2, 5, 6]] = torch.tensor([2, 5, 6])
+    out = model(input_ids=ids, attention_mask=mask, labels=labels)
+    return out.loss, out.logits.detach().numpy()
+
+
+def difference(ours: np.ndarray, theirs: np.ndarray) -> float:
+    """Return the largest difference at tokens; with a window, padding has no real key in some implementations."""
+    is_real = rows()[1] > 0
+    return float(np.abs(np.asarray(ours)[is_real] - theirs[is_real]).max())
+
+
+@each_case
+def test_logits_loss_and_all_gradients(name, pair):
+    theirs, _, imported = pair(name)
+    is_causal, model = name != "eurobert", imported.objective.model
+    assert type(model) is MODELS[name] and not imported.fresh
+    (loss, logits), gradients = forward_and_backward(imported.objective, imported.params, example(is_causal))
+    theirs.zero_grad()
+    expected, other = torch_loss(theirs, is_causal)
+    assert 0.7 < other.std() < 3.0  # agreement on zeros would prove nothing
+    layers = len(theirs.model.layers)
+    assert difference(logits, other) < TOLERANCE * layers / 3  # rounding adds up: Gemma's seven are 1.1e-5 off
+    assert float(loss) == pytest.approx(expected.item(), abs=TOLERANCE)
+    expected.backward()
+    weights = dict(theirs.named_parameters())
+    table = family_of(imported.objective).models(imported.objective)[0].table
+    found = dict(table.to_transformers(jax.device_get(gradients)))
+    assert found.keys() == weights.keys()
+    padding = theirs.config.pad_token_id
+    for key, gradient in found.items():
+        wanted = weights[key].grad.numpy()
+        if key == "model.embed_tokens.weight" and not model.tied_head:  # theirs is never trained at the padding symbol
+            assert not wanted[padding].any()
+            gradient, wanted = (np.delete(x, padding, 0) for x in (gradient, wanted))
+        assert np.abs(wanted).max() > 1e-4, key
+        np.testing.assert_allclose(gradient, wanted, rtol=1e-3, atol=TOLERANCE, err_msg=key)
+
+
+@pytest.mark.parametrize("name", ["mistral", "eurobert"])
+def test_padding_in_front(name, pair):
+    """As embedders made of decoders have it; positions count the padding on both sides."""
+    theirs, _, imported = pair(name)
+    ids, mask = (x[:, ::-1].copy() for x in rows())
+    given = example(name != "eurobert") | {"input_ids": ids}
+    given["segment_ids" if name == "mistral" else "attention_mask"] = mask
+    (_, logits), _ = forward_and_backward(imported.objective, imported.params, given)
+    with torch.no_grad():
+        other = theirs(input_ids=torch.tensor(ids).long(), attention_mask=torch.tensor(mask).long()).logits.numpy()
+    assert np.abs(np.asarray(logits)[mask > 0] - other[mask > 0]).max() < TOLERANCE
+
+
+@each_case
+def test_round_trip(name, pair, tmp_path):
+    theirs, folder, imported = pair(name)
+    out = export_folder(tmp_path / "out", imported.objective, imported.params, imported.tokenizer, ModelCard())
+    before, after = (load_file(path / "model.safetensors") for path in (folder, out))
+    assert before.keys() == after.keys() and all(np.array_equal(before[key], after[key]) for key in before)
+    again, report = type(theirs).from_pretrained(out, attn_implementation="eager", output_loading_info=True)
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    ours, other = again.config.to_dict(), theirs.config.to_dict()
+    assert {key: value for key, value in other.items() if ours.get(key) != value and key != "_name_or_path"} == {}
+    assert import_folder(out).objective.model == imported.objective.model
+
+
+@pytest.mark.parametrize("name", first_fast(DECODERS, 1))
+def test_cached_logits_and_continuations(name, pair):
+    """Prompts of several lengths, padded on the left, longer than the window."""
+    theirs, _, imported = pair(name)
+    model, ids = imported.objective.model, rows()[0]
+    (_, whole), _ = forward_and_backward(imported.objective, imported.params, example(True))
+    sizes = np.array([30, 20, 3])
+    prompts = np.stack([np.pad(row[:size], (30 - size, 0)) for row, size in zip(ids, sizes, strict=True)])
+    is_text, decode = np.arange(30) >= 30 - sizes[:, None], jax.jit(model.decode)
+    out, state = jax.jit(model.prefill, static_argnums=3)(imported.params, prompts, is_text, 5)
+    assert jax.tree.leaves(state.caches)[0].shape == (3, 35, 2, model.head_dim)  # few heads
+    for step in range(4):
+        found = [whole[row, size + step - 1] for row, size in enumerate(sizes)]
+        np.testing.assert_allclose(out, found, atol=2 * TOLERANCE)  # of two ways of computing with seven layers
+        out, state = decode(imported.params, np.array([ids[row, size + step] for row, size in enumerate(sizes)]), state)
+    with torch.no_grad():
+        wanted = theirs.generate(
+            torch.tensor(prompts).long(), attention_mask=torch.tensor(is_text).long(), max_new_tokens=12,
+            do_sample=False, eos_token_id=999, pad_token_id=0,
+        )[:, 30:].tolist()
+    assert len({tuple(row) for row in wanted}) == 3  # the prompts have an effect
+    texts = [row[:size].tolist() for row, size in zip(ids, sizes, strict=True)]
+    assert generate(imported.objective, imported.params, texts, max_new_tokens=12, stop_ids=[]) == wanted
+
+
+def changed(folder: Path, out: Path, changes: dict) -> Path:
+    """Copy a folder with other keys in its config.json; those with the value DELETED are left out."""
+    shutil.copytree(folder, out)
+    config = {key: value for key, value in (read_json(out / "config.json") | changes).items() if value != DELETED}
+    (out / "config.json").write_text(json.dumps(config))
+    return out
+
+
+DELETED = "deleted"
+YARN = dict(rope_type="yarn", rope_theta=100.0, factor=2.0)
+LOCAL = ["full_attention"] * 2 + ["sliding_attention"]
+REFUSED = [
+    ("llama", dict(rope_parameters=YARN), "rope_parameters"), ("llama", dict(rope_scaling=YARN), "rope_scaling"),
+    ("llama", dict(rope_parameters=dict(full_attention=PLAIN)), "rope_parameters"),
+    *(("llama", dict(rope_scaling=dict(type=kind, factor=2.0)), kind) for kind in ("ntk", "dynamic", "longrope")),
+    ("llama", dict(partial_rotary_factor=0.5), "partial_rotary_factor 0.5"),  # LLAMA3 reads it
+    ("llama", dict(rope_scaling=dict(rope_type="llama3", factor=2.0)), "low_freq_factor, high_freq_factor"),
+    ("llama", dict(rope_scaling=LLAMA3 | dict(low_freq_factor=4.0)), "rope_scaling"),
+    ("llama", dict(is_causal=False), "is_causal"), ("qwen3", dict(is_causal=False), "is_causal"),
+    ("mistral", dict(use_bidirectional_attention=True), "use_bidirectional_attention"),
+    ("mistral", dict(sliding_window=0), "window"), ("qwen3", dict(use_sliding_window=True), "use_sliding_window"),
+    ("qwen3", dict(layer_types=LOCAL), "layer_types"), ("eurobert", dict(mlp_bias=True), "mlp_bias"),
+    ("eurobert", dict(classifier_pooling="max"), "classifier_pooling"),
+    ("eurobert", dict(hidden_act="relu6"), "hidden_act"), ("eurobert", dict(hidden_act="relu"), "activation"),
+    ("gemma3_text", dict(final_logit_softcapping=30.0), "final_logit_softcapping"),
+    ("gemma3_text", dict(use_bidirectional_attention=True), "use_bidirectional_attention"),
+    ("gemma3_text", dict(is_causal=False), "is_causal"),
+    ("gemma3_text", dict(layer_types=LOCAL * 2 + LOCAL[:1]), "layer_types"),
+    ("gemma3_text", dict(rope_scaling=YARN), "rope_parameters"),
+    ("gemma3_text", dict(rope_parameters=dict(sliding_attention=dict(rope_type="linear", factor=2.0))), "rope_type"),
+    ("eurobert", dict(num_key_value_heads=4), "num_kv_heads"), ("eurobert", dict(head_dim=7), "head_dim"),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "words"), REFUSED)
+def test_unsupported_configurations_are_refused_by_name(name, changes, words, pair, tmp_path):
+    with pytest.raises(UserError, match=rf"config\.json.*{words}"):
+        import_folder(changed(pair(name).folder, tmp_path / "hf", changes))
+
+
+IGNORED = [
+    ("qwen3", dict(partial_rotary_factor=0.5)), ("eurobert", dict(clf_pooling="bos", is_decoder=True, is_causal=True)),
+    ("llama", dict(rope_interleaved=True, pretraining_tp=4, use_cache=False, sliding_window=3)),
+    ("qwen3", dict(max_window_layers=0, sliding_window=3, mlp_bias=True)),
+    ("mistral", dict(attention_bias=True, mlp_bias=True, layer_types=LOCAL)),
+    ("gemma3_text", dict(attn_logit_softcapping=1.0, mlp_bias=True, hidden_act="relu", _sliding_window_pattern=2)),
+]
+
+
+@pytest.mark.parametrize(("name", "changes"), IGNORED)
+def test_keys_that_the_class_ignores_are_ignored(name, changes, pair, tmp_path):
+    theirs, folder, imported = pair(name)
+    folder = changed(folder, tmp_path / "hf", changes)
+    other = type(theirs).from_pretrained(folder, attn_implementation="eager").eval()
+    is_causal = name != "eurobert"
+    np.testing.assert_array_equal(torch_loss(other, is_causal)[1], torch_loss(theirs, is_causal)[1])
+    assert import_folder(folder).objective.model == imported.objective.model
+
+
+OLD = dict(rope_parameters=DELETED)
+FORMS = [
+    ("llama", OLD | dict(rope_theta=77.0)), ("llama", OLD | dict(rope_theta=77.0, rope_scaling=None)), ("llama", OLD),
+    ("llama", OLD | dict(rope_theta=77.0, rope_scaling={"type": "linear", "factor": 3.0})),
+    # It replaces rope_parameters, and takes the base from beside it.
+    ("llama", dict(rope_theta=77.0, rope_scaling=dict(rope_type="linear", factor=3.0))),
+    ("llama", dict(rope_theta=77.0)), ("llama", dict(original_max_position_embeddings=32)),
+    ("llama", dict(rope_scaling={k: v for k, v in LLAMA3.items() if not k.startswith("original")})),
+    *((name, dict(num_key_value_heads=value, head_dim=value))
+      for name in ("llama", "eurobert") for value in (None, DELETED)),
+    *((name, dict(num_key_value_heads=value, head_dim=DELETED, num_attention_heads=32, hidden_size=64))
+      for name, value in (("qwen3", None), ("qwen3", DELETED), ("mistral", DELETED))),
+]
+
+
+@pytest.mark.parametrize(("name", "changes"), FORMS)
+def test_old_and_missing_keys_are_read_as_by_the_class(name, changes, pair, tmp_path):
+    """Frequencies, and numbers and widths of heads."""
+    folder = changed(pair(name).folder, tmp_path / "hf", changes)
+    config, content = transformers.AutoConfig.from_pretrained(folder), read_json(folder / "config.json")
+    model = family_named(name, "here").read_objective(Source(folder, content, ())).model
+    assert (model.num_kv_heads, model.head_dim) == (config.num_key_value_heads, config.head_dim)
+    module = importlib.import_module(type(pair(name).theirs).__module__)
+    rotary = next(value for key, value in vars(module).items() if key.endswith("RotaryEmbedding"))
+    np.testing.assert_allclose(model.stack.rope.frequencies(model.head_dim), rotary(config).inv_freq, rtol=1e-6)
+
+
+BASES = dict(full_attention=dict(rope_type="default", rope_theta=30.0), sliding_attention=None)
+GEMMA_FORMS = [
+    dict(rope_parameters=DELETED), dict(rope_parameters=DELETED, rope_theta=30.0, rope_local_base_freq=7.0),
+    dict(rope_parameters=DELETED, rope_theta=30.0, rope_scaling=dict(rope_type="linear", factor=8.0)),
+    dict(rope_parameters=BASES, rope_local_base_freq=7.0),
+    dict(rope_parameters=BASES, rope_scaling=dict(rope_type="linear", factor=8.0)),  # it keeps the base
+    dict(layer_types=DELETED), dict(layer_types=DELETED, sliding_window_pattern=3),
+    dict(layer_types=DELETED, sliding_window_pattern=9), dict(layer_types=["sliding_attention"] * 7),
+    dict(head_dim=DELETED, num_key_value_heads=DELETED, num_attention_heads=4, query_pre_attn_scalar=DELETED),
+    dict(sliding_window=DELETED, tie_word_embeddings=DELETED, hidden_activation=DELETED),
+]
+
+
+@pytest.mark.parametrize("changes", GEMMA_FORMS)
+def test_keys_of_gemma_are_read_as_by_the_class(changes, pair, tmp_path):
+    folder = changed(pair("gemma3_text").folder, tmp_path / "hf", changes)
+    config, content = transformers.AutoConfig.from_pretrained(folder), read_json(folder / "config.json")
+    model = family_named("gemma3_text", "here").read_objective(Source(folder, content, ())).model
+    theirs = (config.num_key_value_heads, config.head_dim, config.query_pre_attn_scalar, config.sliding_window,
+              config.tie_word_embeddings)
+    assert theirs == (model.num_kv_heads, model.head_dim, model.score_width, model.window, model.tied_head)
+    assert model.activation == "gelu_new" and config.hidden_activation == "gelu_pytorch_tanh"
+    rotary = transformers.models.gemma3.modeling_gemma3.Gemma3RotaryEmbedding(config)
+    for layer, kind in enumerate(config.layer_types):
+        own = model.stack.of_layer(layer)
+        assert own.band == (model.window if kind == "sliding_attention" else None)
+        frequencies = getattr(rotary, f"{kind}_inv_freq", None)
+        np.testing.assert_allclose(own.rope.frequencies(model.head_dim), frequencies, rtol=1e-6)
+
+
+@pytest.mark.parametrize("pooling", ["late", "mean", "bos"])
+def test_pooling_of_the_classifier(pooling, pair, tmp_path):
+    _, _, imported = pair("eurobert")
+    model = dataclasses.replace(imported.objective.model, classifier_pooling=pooling)
+    task = Classification(model=model, labels=("a", "b", "c")).bind(imported.tokenizer.vocabulary, LENGTH)
+    params, (ids, mask) = random_params(task), rows()
+    out = export_folder(tmp_path / "out", task, params, imported.tokenizer, ModelCard())
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(out).eval()
+    assert theirs.config.classifier_pooling == pooling
+    with torch.no_grad():
+        wanted = theirs(input_ids=torch.tensor(ids).long(), attention_mask=torch.tensor(mask).long()).logits.numpy()
+    given = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids), "row": np.arange(3)}
+    found = jax.jit(task.predict)(params, given)["logits"]
+    assert np.abs(wanted).max() > 0.3
+    np.testing.assert_allclose(found, wanted, atol=TOLERANCE)
+    assert import_folder(out).objective.model == task.model
+
+
+def test_masks_are_filled_without_cls_and_with_the_end_symbol_as_padding(pair, tmp_path):
+    """The batch is padded with the end symbol; the mask takes the space before it."""
+    imported = pair("eurobert").ours
+    v = imported.tokenizer.vocabulary
+    assert v.pad == v.eos == v.sep and v.cls == v.bos and v.mask not in (v.pad, v.bos)
+    out = export_folder(tmp_path / "out", imported.objective, imported.params, imported.tokenizer, ModelCard())
+    before, after = (transformers.AutoTokenizer.from_pretrained(path) for path in (pair("eurobert").folder, out))
+    texts = ["the cat <|mask|> on the mat", "the<|mask|>", "옛날에 🙂  <|mask|> tree\n ran under it then"]
+    for text in texts:
+        assert before(text).data == after(text).data and before(text)["input_ids"][0] == v.bos
+        assert before(text)["input_ids"][1:] == imported.tokenizer.encode_with_symbols(text)
+    assert before(*texts[:2]).data == after(*texts[:2]).data
+    library = transformers.pipeline("fill-mask", model=str(out), tokenizer=str(out), top_k=3)
+    for text, answers in zip(texts, fill_mask(imported, texts, 3), strict=True):
+        np.testing.assert_allclose([p for _, p in answers[0]], [each["score"] for each in library(text)], atol=1e-5)

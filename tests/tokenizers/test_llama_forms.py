@@ -1,0 +1,107 @@
+"""Tokenizers in the forms of Llama 2 and 3, Qwen, SmolLM2 and Gemma: the ids of AutoTokenizer, also of an export."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+import transformers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from jaxlm.models.llama import Llama
+from jaxlm.tokenizers.export import export
+from jaxlm.tokenizers.tokenizer import Tokenizer
+
+WORDS = [
+    "the", "cat's", "they'LL", "transcendental", "1234567", "3.14", "x==y", "\tif", "고양이가", "옛날에", "кошка",
+    "сидела", "猫坐在垫子上", "東京タワー", "बिल्ली", "कि", "القطة", "جَلَسَ", "แมวนั่ง", "é", "ﬁ", "Å",
+    "🙂👍🏽", "\u00a0", "  ", "…", "\n\n",
+]
+LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+          r"\s+(?!\S)|\s+")
+QWEN = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+
+
+def by_bytes(regex: str = "") -> pre_tokenizers.PreTokenizer:
+    """Return GPT-2's alphabet of bytes, in words of a regular expression or with single digits."""
+    if not regex:
+        return pre_tokenizers.Sequence([pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    split = pre_tokenizers.Split(Regex(regex), "isolated")
+    return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+SPACES = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+# Model, normalizer, pre-tokenizer, class, begin and end symbol, and whether texts have the begin symbol.
+FORMS = {
+    "llama3": (dict(ignore_merges=True), None, by_bytes(LLAMA3), "PreTrainedTokenizerFast", "<|begin_of_text|>",
+               "<|end_of_text|>", True),
+    "qwen3": ({}, normalizers.NFC(), by_bytes(QWEN), "Qwen2Tokenizer", None, "<|endoftext|>", False),
+    "smollm2": ({}, None, by_bytes(), "GPT2Tokenizer", "<|endoftext|>", "<|endoftext|>", False),
+    "llama2": (dict(byte_fallback=True, fuse_unk=True, unk_token="<unk>"), normalizers.Sequence(SPACES), None,
+               "PreTrainedTokenizerFast", "<s>", "</s>", True),
+    "gemma": (dict(byte_fallback=True, fuse_unk=True, unk_token="<unk>"), SPACES[1],
+              pre_tokenizers.Split(" ", "merged_with_previous"), "GemmaTokenizer", "<bos>", "<eos>", True),
+}
+MODEL_TYPES = {"qwen3": "qwen3", "gemma": "gemma3_text"}
+
+
+def save(name: str, folder: Path) -> Path:
+    """Save a tokenizer of this form, trained on the words."""
+    options, normalizer, pre_tokenizer, cls, bos, eos, begins = FORMS[name]
+    made = tokenizers.Tokenizer(models.BPE(**options))
+    is_bytes = "byte_fallback" not in options
+    special = list(dict.fromkeys(filter(None, ["<pad>", eos, bos, "<unk>"] if not is_bytes else [eos, bos])))
+    special += [] if is_bytes else [f"<0x{byte:02X}>" for byte in range(256)]
+    if normalizer is not None:
+        made.normalizer = normalizer
+    if pre_tokenizer is not None:
+        made.pre_tokenizer = pre_tokenizer
+    alphabet = pre_tokenizers.ByteLevel.alphabet() if is_bytes else ["▁"]
+    trainer = trainers.BpeTrainer(vocab_size=600, initial_alphabet=alphabet, special_tokens=special, limit_alphabet=300,
+                                  show_progress=False)
+    made.train_from_iterator([" ".join(WORDS[:12] * 3)] * 3, trainer)
+    content = json.loads(made.to_str())
+    content["added_tokens"] = [token for token in content["added_tokens"] if not token["content"].startswith("<0x")]
+    made = tokenizers.Tokenizer.from_str(json.dumps(content))
+    made.decoder = decoders.ByteLevel() if is_bytes else decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+        + ([decoders.Strip(" ", 1, 0)] if name == "llama2" else []))
+    if begins:
+        made.post_processor = processors.TemplateProcessing(
+            single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, made.token_to_id(bos))])
+    folder.mkdir()
+    made.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": cls, "bos_token": bos, "eos_token": eos, "pad_token": eos if is_bytes else "<pad>"}
+    settings |= {} if is_bytes else {"unk_token": "<unk>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "config.json").write_text(json.dumps({"model_type": MODEL_TYPES.get(name, "llama")}))
+    return folder
+
+
+def lines() -> list[str]:
+    """Return 500 lines of words of eight scripts; none begins with a space, which Llama 2's class alone would halve."""
+    rng = np.random.default_rng(0)
+    rows = [" ".join(rng.choice(WORDS, rng.integers(1, 9))) for _ in range(500)]
+    return [row.strip(" ") or "a" for row in rows]
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_ids_offsets_and_text_of_500_lines(name, tmp_path):
+    folder, texts = save(name, tmp_path / "theirs"), lines()
+    ours, theirs = Tokenizer.load(folder), transformers.AutoTokenizer.from_pretrained(folder)
+    assert ours.vocabulary.eos == theirs.eos_token_id and ours.vocabulary.pad == theirs.pad_token_id
+    out = tmp_path / "out"
+    export(ours, out, Llama.template, 512)
+    (out / "config.json").write_text((folder / "config.json").read_text())
+    exported = transformers.AutoTokenizer.from_pretrained(out)
+    found = ours.encode_with_offsets(texts)
+    for tokenizer in (theirs, exported):
+        expected = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True)
+        assert expected["input_ids"] == [ids.tolist() for ids, _ in found]
+        assert [[list(pair) for pair in row] for row in expected["offset_mapping"]] == [x.tolist() for _, x in found]
+        decoded = [tokenizer.decode(ids, clean_up_tokenization_spaces=False) for ids, _ in found]
+        assert decoded == [ours.decode(ids) for ids, _ in found]
+    assert len({tuple(ids) for ids, _ in found}) > 450
