@@ -14,21 +14,20 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-import json
 import sys
 import tempfile
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from etils import epath
 
-from jaxlm.data.arrays import FlatArray, read_facts, write_array, write_facts
+from jaxlm.data.arrays import FACTS, FlatArray, read_facts, write_array, write_facts
+from jaxlm.data.engine import Progress, Work
 from jaxlm.data.parts import Part
 from jaxlm.data.readers import NO_TEXT, PIECE, Piece
-from jaxlm.data.shards import FACTS, Progress
 from jaxlm.errors import UserError
 from jaxlm.paths import at_once, cause, new_folder
 
@@ -167,40 +166,28 @@ def _groups(texts: Iterable[_Text]) -> Iterator[list[_Text]]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Keys:
-    """The keys of the documents of parts; a picklable function from part to a folder of keys.
+class Keys(Work):
+    """The keys of the documents of parts.
 
     Attributes:
-        folder: folder of the keys.
         is_near: whether near duplicates are looked for.
     """
 
-    folder: str
     is_near: bool
 
-    def path(self, part: Part) -> epath.Path:
-        """Return the folder of the keys of a part."""
-        facts = [FORMAT, part.name, self.is_near]
-        return epath.Path(self.folder) / hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
+    def depends_on(self, part: Part) -> list[Any]:
+        return [FORMAT, part.name, self.is_near]
 
-    def is_done(self, part: Part) -> bool:
-        """Return whether the keys of a part are complete."""
-        return (self.path(part) / FACTS).exists()
-
-    def make(self, part: Part, progress: Progress = lambda size: None) -> None:
-        """Compute the keys of a part; see `jaxlm.data.shards.Shards.make`."""
+    def write(self, folder: epath.Path, part: Part, progress: Progress) -> None:
         def pieces() -> Iterator[Piece]:
             for piece in part.pieces():
                 yield piece
                 progress(len(piece.text.encode()))
 
-        if self.is_done(part):
-            return
-        columns = 2 + BANDS * self.is_near
-        keys = np.concatenate([np.zeros((0, columns), np.uint64), *document_keys(pieces(), self.is_near)])
-        with new_folder(self.path(part), FACTS) as folder:
-            write_array(folder / "keys", keys.T.ravel())
-            write_facts(folder / FACTS, {"format": FORMAT, "documents": len(keys)})
+        none = np.zeros((0, self.num_columns + 1), np.uint64)
+        keys = np.concatenate([none, *document_keys(pieces(), self.is_near)])
+        write_array(folder / "keys", keys.T.ravel())
+        write_facts(folder / FACTS, {"format": FORMAT, "documents": len(keys)})
 
     @property
     def num_columns(self) -> int:
