@@ -23,6 +23,8 @@ from jaxlm.errors import UserError
 from jaxlm.paths import cause, in_bucket, write_whole, writing
 
 BLOCK = 1 << 12  # bytes
+FACTS = "facts.json"
+"""File of the facts of a folder of arrays, which is written last: a folder that has it is complete."""
 STRIDE = 256
 """Of an increasing array, every such element is in memory."""
 SPLITS = ("train", "held_out", "left_out")

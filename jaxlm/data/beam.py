@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from etils import epath
 
+from jaxlm.data.arrays import FACTS
 from jaxlm.data.duplicates import Keys, finish_masks, write_mask
 from jaxlm.data.engine import Work
 from jaxlm.data.parts import Part
-from jaxlm.data.shards import FACTS
 from jaxlm.data.text import TextData
 from jaxlm.errors import UserError, install
 from jaxlm.paths import cause, write_whole

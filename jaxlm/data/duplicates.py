@@ -14,21 +14,20 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-import json
 import sys
 import tempfile
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from etils import epath
 
-from jaxlm.data.arrays import FlatArray, read_facts, write_array, write_facts
+from jaxlm.data.arrays import FACTS, FlatArray, read_facts, write_array, write_facts
+from jaxlm.data.engine import Progress, Work
 from jaxlm.data.parts import Part
 from jaxlm.data.readers import NO_TEXT, PIECE, Piece
-from jaxlm.data.shards import FACTS, Progress
 from jaxlm.errors import UserError
 from jaxlm.paths import at_once, cause, new_folder
 
@@ -96,35 +95,6 @@ def minima(words: np.ndarray, ends: np.ndarray) -> np.ndarray:
     return np.concatenate([np.minimum.reduceat((x ^ _B[own]) * _A[own], starts, axis=1) for own in hashes]).T
 
 
-class _Signatures:
-    """MinHash signatures of documents that come in groups of pieces."""
-
-    def __init__(self) -> None:
-        # Of the document that has begun: the minima, and the words that the next group needs.
-        self._least, self._words = _NONE, np.zeros(0, np.uint64)
-
-    def add(self, texts: Sequence[str], is_last: Sequence[bool], keys: np.ndarray) -> np.ndarray:
-        """Return the minima of the documents that end in a group: uint32 [documents, BANDS * ROWS].
-
-        Args:
-            texts: normalized pieces of documents.
-            is_last: whether each ends a document.
-            keys: the exact keys of those documents, uint64 [documents, 2], which are the words of one without any.
-        """
-        words, counts = word_hashes(texts)
-        ends = (len(self._words) + np.cumsum(counts))[np.array(is_last)]
-        words = np.concatenate([self._words, words])
-        rest = words[ends[-1] if len(ends) else 0 :]  # of the next document
-        ends = np.append(ends, len(words))
-        missing = np.maximum(SHINGLE - np.diff(ends, prepend=0), 0)  # zeros make a document of fewer words a shingle
-        filling, empty = np.zeros(missing.sum(), np.uint64), np.flatnonzero(missing[:-1] == SHINGLE)
-        filling[(np.cumsum(missing)[empty] - SHINGLE)[:, None] + np.arange(2)] = keys[empty]
-        least = minima(np.insert(words, np.repeat(ends, missing), filling), ends + np.cumsum(missing))
-        least[0] = np.minimum(least[0], self._least)
-        self._least, self._words = least[-1] if len(rest) >= SHINGLE else _NONE, rest[-SHINGLE:]
-        return least[:-1]
-
-
 def _normalized(pieces: Iterable[Piece], is_near: bool) -> Iterator[_Text]:
     """Yield text in NFC, for near duplicates without case, and the exact key of a document at its end."""
     exact = hashlib.blake2b()
@@ -144,13 +114,24 @@ def _normalized(pieces: Iterable[Piece], is_near: bool) -> Iterator[_Text]:
 
 def document_keys(pieces: Iterable[Piece], is_near: bool) -> Iterator[np.ndarray]:
     """Yield keys of documents, some at a time: uint64 [documents, 2], the exact ones, and for near ones BANDS more."""
-    signatures = _Signatures()
+    low, rest = _NONE, np.zeros(0, np.uint64)  # of a document that has begun: its minima, and words of the next shingle
     for group in _groups(_normalized(pieces, is_near)):
-        texts, digests = zip(*group, strict=True)
-        keys = np.array([digest for digest in digests if digest is not None], np.uint64).reshape(-1, 2)
+        texts, exact = zip(*group, strict=True)
+        keys = np.array([key for key in exact if key is not None], np.uint64).reshape(-1, 2)
         if is_near:
-            least = signatures.add(texts, [digest is not None for digest in digests], keys)
-            keys = np.hstack([keys, least.reshape(-1, BANDS, ROWS).astype(np.uint64) @ _ODD[SHINGLE:]])
+            words, counts = word_hashes(texts)
+            ends = (len(rest) + np.cumsum(counts))[np.array([key is not None for key in exact])]
+            words = np.concatenate([rest, words])
+            rest = words[ends[-1] if len(ends) else 0 :][-SHINGLE:]
+            ends = np.append(ends, len(words))
+            # Zeros give a document of fewer words a shingle; its exact key stands for words where it has none.
+            missing = np.maximum(SHINGLE - np.diff(ends, prepend=0), 0)
+            filling, empty = np.zeros(missing.sum(), np.uint64), np.flatnonzero(missing[:-1] == SHINGLE)
+            filling[(np.cumsum(missing)[empty] - SHINGLE)[:, None] + np.arange(2)] = keys[empty]
+            least = minima(np.insert(words, np.repeat(ends, missing), filling), ends + np.cumsum(missing))
+            least[0] = np.minimum(least[0], low)
+            low = least[-1] if len(rest) == SHINGLE else _NONE
+            keys = np.hstack([keys, least[:-1].reshape(-1, BANDS, ROWS).astype(np.uint64) @ _ODD[SHINGLE:]])
         yield keys
 
 
@@ -167,40 +148,28 @@ def _groups(texts: Iterable[_Text]) -> Iterator[list[_Text]]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Keys:
-    """The keys of the documents of parts; a picklable function from part to a folder of keys.
+class Keys(Work):
+    """The keys of the documents of parts.
 
     Attributes:
-        folder: folder of the keys.
         is_near: whether near duplicates are looked for.
     """
 
-    folder: str
     is_near: bool
 
-    def path(self, part: Part) -> epath.Path:
-        """Return the folder of the keys of a part."""
-        facts = [FORMAT, part.name, self.is_near]
-        return epath.Path(self.folder) / hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
+    def depends_on(self, part: Part) -> list[Any]:
+        return [FORMAT, part.name, self.is_near]
 
-    def is_done(self, part: Part) -> bool:
-        """Return whether the keys of a part are complete."""
-        return (self.path(part) / FACTS).exists()
-
-    def make(self, part: Part, progress: Progress = lambda size: None) -> None:
-        """Compute the keys of a part; see `jaxlm.data.shards.Shards.make`."""
+    def write(self, folder: epath.Path, part: Part, progress: Progress) -> None:
         def pieces() -> Iterator[Piece]:
             for piece in part.pieces():
                 yield piece
                 progress(len(piece.text.encode()))
 
-        if self.is_done(part):
-            return
-        columns = 2 + BANDS * self.is_near
-        keys = np.concatenate([np.zeros((0, columns), np.uint64), *document_keys(pieces(), self.is_near)])
-        with new_folder(self.path(part), FACTS) as folder:
-            write_array(folder / "keys", keys.T.ravel())
-            write_facts(folder / FACTS, {"format": FORMAT, "documents": len(keys)})
+        none = np.zeros((0, self.num_columns + 1), np.uint64)
+        keys = np.concatenate([none, *document_keys(pieces(), self.is_near)])
+        write_array(folder / "keys", keys.T.ravel())
+        write_facts(folder / FACTS, {"format": FORMAT, "documents": len(keys)})
 
     @property
     def num_columns(self) -> int:

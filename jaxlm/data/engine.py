@@ -7,7 +7,10 @@ forked or spawned by `multiprocessing`: this process may be a notebook or hold a
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
+import hashlib
+import json
 import os
 import pickle
 import queue
@@ -16,31 +19,61 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import Any
 
 import rich.console
 import rich.progress
+from etils import epath
 
+from jaxlm.data.arrays import FACTS
 from jaxlm.data.parts import EXPANSION, Part
 from jaxlm.errors import UserError
-from jaxlm.paths import at_once
+from jaxlm.paths import at_once, new_folder
 from jaxlm.types import Report
 
 _ALONE = 1 << 25  # bytes of a text that one process reads before others have started
 _ANSWER = 1 << 20  # bytes that a process reads between two answers
 _MINUTE = 60.0  # seconds between two lines where there is no terminal
+Progress = Callable[[int], None]
+"""Gets the number of bytes of text that were read since the last call."""
 
 
-class Work(Protocol):
-    """A function from a part to a folder of its own, such as `jaxlm.data.shards.Shards`."""
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """A picklable function from a part to a folder of arrays and facts, such as `jaxlm.data.shards.Shards`.
+
+    Attributes:
+        folder: where those folders are, under names that follow from what they depend on.
+    """
+
+    folder: str
+
+    def depends_on(self, part: Part) -> list[Any]:
+        """Return a JSON value of what the folder of a part depends on."""
+        raise NotImplementedError
+
+    def write(self, folder: epath.Path, part: Part, progress: Progress) -> None:
+        """Write the arrays of a part, then its facts, into a new folder."""
+        raise NotImplementedError
+
+    def path(self, part: Part) -> epath.Path:
+        """Return the folder of a part."""
+        name = hashlib.sha256(json.dumps(self.depends_on(part)).encode()).hexdigest()[:24]
+        return epath.Path(self.folder) / name
 
     def is_done(self, part: Part) -> bool:
-        """Return whether the folder is complete."""
-        ...
+        """Return whether the folder of a part is complete."""
+        return (self.path(part) / FACTS).exists()
 
-    def make(self, part: Part, progress: Callable[[int], None]) -> None:
-        """Make the folder; `progress` is told the bytes of text that were read."""
-        ...
+    def make(self, part: Part, progress: Progress = lambda size: None) -> None:
+        """Make the folder of a part, unless it is complete.
+
+        Raises:
+            UserError: the part cannot be read, or the folder cannot be written.
+        """
+        if not self.is_done(part):  # else another process has made it, and may read it already
+            with new_folder(self.path(part), FACTS) as folder:
+                self.write(folder, part, progress)
 
 
 Job = tuple[Work, Part]

@@ -165,12 +165,9 @@ def grouped(parts: Sequence[Part]) -> list[Part]:
         else:
             groups.append([part])
         is_open = is_small and zlib.crc32(os.fsencode(os.path.basename(part.files[0]))) % _TOGETHER != 0
-    return [group[0] if len(group) == 1 else _joined(group) for group in groups]
-
-
-def _joined(parts: Sequence[Part]) -> Part:
-    files = tuple(part.files[0] for part in parts)
-    return Part(files, parts[0].reader, json.dumps([part.state for part in parts]), sum(part.size for part in parts))
+    return [own[0] if len(own) == 1 else
+            Part(tuple(part.files[0] for part in own), own[0].reader, json.dumps([part.state for part in own]),
+                 sum(part.size for part in own)) for own in groups]
 
 
 def sample(parts: Sequence[Part], wanted: int) -> Iterator[str]:

@@ -22,79 +22,63 @@ import hashlib
 import heapq
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from etils import epath
 
-from jaxlm.data.arrays import ArrayWriter, FlatArray, read_facts, write_array, write_facts
+from jaxlm.data.arrays import FACTS, ArrayWriter, FlatArray, read_facts, write_array, write_facts
+from jaxlm.data.engine import Progress, Work
 from jaxlm.data.mentions import Mentions, divide_mentions, first_tokens
 from jaxlm.data.parts import Part
 from jaxlm.data.readers import NO_TEXT, Piece
-from jaxlm.paths import new_folder
 from jaxlm.tokenizers.tokenizer import Tokenizer, split_sentences
 from jaxlm.tokenizers.unknown import NUM_WORDS, unknown_words
 
 FORMAT = 1
-FACTS = "facts.json"
 LEAST = 1 << 15
 """Bytes of text to hold out at least: some 8,000 tokens of English."""
 _GROUP = 1 << 18  # characters encoded at a time, since encodings take many bytes a token
 # Of every 50th group, texts and their first characters with which the tokenizer is compared with its export.
 _COMPARED_GROUPS, _COMPARED_TEXTS, _COMPARED_LENGTH = 50, 50, 1000
+_ARRAYS = {"ends": ("uint64", "units"), "sentences": ("uint32", "documents"), "hashes": ("uint64", "documents"),
+           "sizes": ("uint64", "documents"), "counts": ("uint32", "vocabulary")}
+"""Types of arrays, and the facts that have their sizes."""
 _space = re.compile(r"\s")
 _PRIME = 2**255 - 19
 _BASE = int.from_bytes(hashlib.sha256(b"jaxlm").digest(), "big") % _PRIME
-Progress = Callable[[int], None]
-"""Gets the number of bytes of text that were read since the last call."""
-
 
 @dataclasses.dataclass(frozen=True)
-class Shards:
-    """The shards of one tokenizer and of its settings; a picklable function from part to shard.
+class Shards(Work):
+    """The shards of one tokenizer and of its settings.
 
     Attributes:
-        folder: folder of the shards.
         tokenizer: the tokenizer.
         sentences: whether each sentence is a document of the rows.
+        cut: for text whose end is held out, the byte at which, or at the first white space after it, a document is
+            divided; None for none.
     """
 
-    folder: str
     tokenizer: Tokenizer
     sentences: bool = False
+    cut: int | None = None
 
-    def path(self, part: Part, cut: int | None = None) -> epath.Path:
-        """Return the folder of the shard of a part that is divided at byte `cut` of its text."""
-        facts = [FORMAT, part.name, self.tokenizer.fingerprint, self.sentences, cut]
-        return epath.Path(self.folder) / hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
+    def depends_on(self, part: Part) -> list[Any]:
+        return [FORMAT, part.name, self.tokenizer.fingerprint, self.sentences, self.cut]
 
-    def is_done(self, part: Part, cut: int | None = None) -> bool:
-        """Return whether the shard of a part is complete."""
-        return (self.path(part, cut) / FACTS).exists()
-
-    def make(self, part: Part, progress: Progress = lambda size: None, cut: int | None = None) -> None:
-        """Tokenize a part into its shard, unless it is complete.
-
-        For text whose end is held out, the document at byte `cut` is divided at the first white space from there on.
-
-        Raises:
-            UserError: the part cannot be read, or the shard cannot be written.
-        """
-        if self.is_done(part, cut):  # another process has made it, and may read it already
-            return
-        with new_folder(self.path(part, cut), FACTS) as folder:
-            writer = _ShardWriter(folder, self, cut, part.reader.has_mentions)
-            for piece in part.pieces():
-                progress(writer.add(piece))
-            writer.close()
+    def write(self, folder: epath.Path, part: Part, progress: Progress) -> None:
+        writer = _ShardWriter(folder, self, part.reader.has_mentions)
+        for piece in part.pieces():
+            progress(writer.add(piece))
+        writer.close()
 
 
 class _ShardWriter:
     """Writer of a shard from the pieces of its documents."""
 
-    def __init__(self, folder: epath.Path, shards: Shards, cut: int | None, has_mentions: bool) -> None:
-        self._folder, self._shards, self._tokenizer, self._cut = folder, shards, shards.tokenizer, cut
+    def __init__(self, folder: epath.Path, shards: Shards, has_mentions: bool) -> None:
+        self._folder, self._shards, self._tokenizer, self._cut = folder, shards, shards.tokenizer, shards.cut
         vocabulary = self._tokenizer.vocabulary
         self._dtype = "uint16" if vocabulary.size <= 1 << 16 else "uint32"
         self._tokens = ArrayWriter(folder / "tokens", self._dtype)
@@ -238,34 +222,11 @@ class Shard:
         """Read the facts; raise UserError if there are none, or they are damaged."""
         self.path, self.facts = path, read_facts(path / FACTS, FORMAT)
 
-    @property
-    def hashes(self) -> np.ndarray:
-        """Hash of each document: uint64 [documents]."""
-        return self._read("hashes", "uint64", self.facts["documents"])
-
-    @property
-    def sizes(self) -> np.ndarray:
-        """Bytes of each document: int64 [documents]."""
-        return self._read("sizes", "uint64", self.facts["documents"]).astype(np.int64)
-
-    @property
-    def ends(self) -> np.ndarray:
-        """End of each document, or sentence, in the tokens: int64 [units]."""
-        return self._read("ends", "uint64", self.facts["units"]).astype(np.int64)
-
-    @property
-    def sentences(self) -> np.ndarray | None:
-        """Number of sentences of each document; None where documents are whole."""
-        has_any = (self.path / "sentences").exists()
-        return self._read("sentences", "uint32", self.facts["documents"]) if has_any else None
-
-    @property
-    def counts(self) -> np.ndarray:
-        """Count of each id: int64 [vocabulary]."""
-        return self._read("counts", "uint32", self.facts["vocabulary"]).astype(np.int64)
-
-    def _read(self, name: str, dtype: str, size: int) -> np.ndarray:
-        return FlatArray(self.path / name, dtype, size).read(0, size)
+    def read(self, name: str) -> np.ndarray:
+        """Return an array of the shard: uint64 of hashes, else int64."""
+        dtype, size = _ARRAYS[name]
+        values = FlatArray(self.path / name, dtype, self.facts[size]).read(0, self.facts[size])
+        return values if name == "hashes" else values.astype(np.int64)
 
 
 @dataclasses.dataclass(frozen=True)

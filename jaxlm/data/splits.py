@@ -88,9 +88,10 @@ class SplitText:
         if rule.tail < totals.bytes:
             number, document, cut = _place(opened, removed, rule.tail)
             if cut is not None:
-                shards.make(parts[number], cut=cut)
+                halves = dataclasses.replace(shards, cut=cut)
+                halves.make(parts[number])
                 divided = (number, cut)
-                opened[number] = Shard(shards.path(parts[number], cut))
+                opened[number] = Shard(halves.path(parts[number]))
                 document = opened[number].facts["divided"]
                 if removed:
                     removed[number] = np.insert(removed[number], document, removed[number][document - 1])
@@ -104,7 +105,7 @@ class SplitText:
 
     def splits(self, number: int) -> np.ndarray:
         """Return the split of each document of a shard: int8 [documents]."""
-        hashes = self.shards[number].hashes
+        hashes = self.shards[number].read("hashes")
         found = np.where(hashes < np.uint64(self.rule.below), HELD_OUT, TRAIN).astype(np.int8)
         if number >= self.tail[0]:
             found[self.tail[1] if number == self.tail[0] else 0 :] = HELD_OUT
@@ -133,8 +134,9 @@ def _open(parts: Sequence[Part], shards: Shards, removed: Sequence[np.ndarray]) 
                 if len(removed[number]) != found["documents"]:
                     raise UserError(f"{parts[number]} changed while it was read; run again when it is complete.")
                 kept = ~removed[number]
-                sizes = shard.sizes[kept]
-                found |= {"documents": len(sizes), "bytes": int(sizes.sum()), **hash_facts(shard.hashes[kept], sizes)}
+                sizes = shard.read("sizes")[kept]
+                found |= {"documents": len(sizes), "bytes": int(sizes.sum())}
+                found |= hash_facts(shard.read("hashes")[kept], sizes)
             del shard.facts["low"]  # the lists of many shards would fill the memory
             opened.append(shard)
             yield found
@@ -149,7 +151,7 @@ def _place(shards: Sequence[Shard], removed: Sequence[np.ndarray], tail: int) ->
     """
     before = 0
     for number, shard in enumerate(shards):
-        sizes = shard.sizes
+        sizes = shard.read("sizes")
         ends = before + np.cumsum(sizes * ~removed[number] if removed else sizes)
         document = int(np.searchsorted(ends, tail, side="right"))
         if document < len(ends):
@@ -167,7 +169,7 @@ def leave_out_copies(texts: Sequence[SplitText]) -> list[SplitText]:
     """
     def hashes(place: tuple[SplitText, int]) -> np.ndarray:
         text, number = place
-        return text.shards[number].hashes[text.splits(number) == HELD_OUT]
+        return text.shards[number].read("hashes")[text.splits(number) == HELD_OUT]
 
     places = [(text, number) for text in texts for number in range(len(text.shards))]
     held_out = np.sort(np.concatenate(list(at_once(hashes, places))))
@@ -201,14 +203,16 @@ def write_index(folder: epath.Path, text: SplitText) -> tuple[dict[str, dict[str
     writers = [_SplitWriter(folder / name) for name in SPLITS]
     left_out, place, total = hashlib.sha256(), 0, np.zeros(text.shards[0].facts["vocabulary"], np.int64)
 
-    def read(number: int) -> tuple[np.ndarray | None, ...]:
+    def read(number: int) -> tuple[np.ndarray, ...]:
         shard = text.shards[number]
-        return text.splits(number), shard.sizes, shard.sentences, shard.ends, shard.counts
+        has_several = shard.facts["units"] > shard.facts["documents"]
+        sentences = shard.read("sentences") if has_several else np.ones(1, np.int64)
+        return text.splits(number), shard.read("sizes"), sentences, shard.read("ends"), shard.read("counts")
 
     found = at_once(read, range(len(text.shards)))
     for shard, (splits, sizes, sentences, ends, counts) in zip(text.shards, found, strict=True):
         left_out.update(np.packbits(splits == LEFT_OUT).tobytes())
-        unit_splits = splits if sentences is None else np.repeat(splits, sentences)
+        unit_splits = np.repeat(splits, sentences)
         for split, writer in enumerate(writers):
             writer.add(place, ends, unit_splits == split, int(sizes[splits == split].sum()))
         place += shard.facts["tokens"]

@@ -75,7 +75,9 @@ class Store:
             UserError: the folder has no store, one of another version, a damaged one, or one of nothing but [UNK].
         """
         self.folder = os.fspath(folder)
-        self.manifest = read_manifest(self.folder)
+        if not is_finished(folder):
+            raise UserError(f"{self.folder} holds no finished token store.")
+        self.manifest: Mapping[str, Any] = read_facts(epath.Path(folder) / MANIFEST, FORMAT)
         self._shards = [f"{os.fspath(shards)}/{name}" for name, _ in self.manifest["shards"]]
         self.fingerprint: str = self.manifest["fingerprint"]
         vocabulary = self.manifest["vocabulary"]
@@ -246,14 +248,3 @@ class Store:
 def is_finished(folder: str | os.PathLike[str]) -> bool:
     """Return whether the folder holds a finished store."""
     return (epath.Path(folder) / MANIFEST).exists()
-
-
-def read_manifest(folder: str | os.PathLike[str]) -> Mapping[str, Any]:
-    """Return the manifest of a store.
-
-    Raises:
-        UserError: the folder has no store, one of another version or a damaged one.
-    """
-    if not is_finished(folder):
-        raise UserError(f"{os.fspath(folder)} holds no finished token store.")
-    return read_facts(epath.Path(folder) / MANIFEST, FORMAT)

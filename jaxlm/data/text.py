@@ -223,7 +223,7 @@ class TextData(Data):
         found = {name: Store(folder, shards.folder) for name, folder in folders.items()}
         for name, (_, corpus, _) in sources.items():
             if cut := found[name].manifest["cut"]:  # the shard may have been deleted, as one that was damaged
-                shards.make(corpus.parts[cut[0]], cut=cut[1])
+                dataclasses.replace(shards, cut=cut[1]).make(corpus.parts[cut[0]])
             found[name].check_shards()
         for name, (data, corpus, _) in sources.items():
             for line in found[name].remarks(corpus.source, self.deduplicate):

@@ -70,14 +70,15 @@ class WordEncoder:
         """Return the ids of each text: int32 [tokens]."""
         if len(self._ids) > _KEPT or not self._ids:
             self._ids = {"": self._none}
+        kept = self._ids  # another thread may begin anew
         words = [self._split(text) if len(text) <= self._longest else None for text in texts]
-        new = [word for word in set(itertools.chain.from_iterable(filter(None, words))) if word not in self._ids]
+        new = [word for word in set(itertools.chain.from_iterable(filter(None, words))) if word not in kept]
         if sum(map(len, new)) > _NEW * sum(map(len, texts)):
             return self._encode(texts)
         usual = {word for word in new if word.replace("\n", "").isprintable()}
-        self._ids |= self._new_words(list(usual), _TOGETHER)
-        self._ids |= self._new_words([word for word in new if word not in usual], 1)
-        known = [[None] if own is None else [self._ids[word] for word in own] for own in words]
+        kept.update(self._new_words(list(usual), _TOGETHER))
+        kept.update(self._new_words([word for word in new if word not in usual], 1))
+        known = [[None] if own is None else [kept[word] for word in own] for own in words]
         whole = iter(self._encode([text for text, ids in zip(texts, known, strict=True) if None in ids]))
         return [next(whole) if None in ids else np.frombuffer(b"".join(ids), np.int32) for ids in known]
 
@@ -89,11 +90,12 @@ class WordEncoder:
     def _new_words(self, words: Sequence[str], count: int) -> Iterator[tuple[str, bytes | None]]:
         """Yield words with their ids; `count` of them are encoded in one text."""
         groups = [words[start : start + count] for start in range(0, len(words), count)]
-        for group, ids in zip(groups, self._encode([f"a {' a '.join(group)} a" for group in groups]), strict=True):
+        texts = [f"a {' a '.join(group)} a" for group in groups]
+        for group, text, ids in zip(groups, texts, self._encode(texts), strict=True):
             places = np.append(np.flatnonzero(self._begins[ids]), len(ids)) * ids.itemsize
             data = ids.tobytes()
             found = [data[start:end] for start, end in itertools.pairwise(places.tolist())]
-            if found[::2] == [self._other] * (len(group) + 1):
+            if len(text) <= self._longest and found[::2] == [self._other] * (len(group) + 1):
                 yield from zip(group, (own if _is_apart(word) else None for word, own in
                                        zip(group, found[1::2], strict=True)), strict=True)
             elif count > 1:

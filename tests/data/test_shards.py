@@ -54,12 +54,12 @@ def test_the_same_part_gives_the_same_bytes(tmp_path, monkeypatch, sentences, cu
     made = []
     for folder in ("a", "b"):
         monkeypatch.setattr(shards, "_GROUP", 1 << 18 if folder == "a" else group)
-        shards_ = Shards(str(tmp_path / folder), OffsetTokenizer(), sentences)
-        assert not shards_.is_done(part, cut)
-        shards_.make(part, cut=cut)
-        shards_.make(part, cut=cut)
-        assert shards_.is_done(part, cut) and os.listdir(tmp_path / folder) == [shards_.path(part, cut).name]
-        made.append(files_of(shards_.path(part, cut)))
+        shards_ = Shards(str(tmp_path / folder), OffsetTokenizer(), sentences, cut)
+        assert not shards_.is_done(part)
+        shards_.make(part)
+        shards_.make(part)
+        assert shards_.is_done(part) and os.listdir(tmp_path / folder) == [shards_.path(part).name]
+        made.append(files_of(shards_.path(part)))
     assert made[0] == made[1] and ("sentences" in made[0]) == sentences and "entities" in made[0]
 
 
@@ -68,9 +68,9 @@ def test_the_name_of_a_shard_follows_from_all_that_it_depends_on(tmp_path):
         fingerprint = "other"
 
     one, two = (part_of(whole([text])) for text in "ab")
-    plain = Shards(str(tmp_path), ByteTokenizer())
-    names = [plain.path(one), plain.path(two), plain.path(one, 0), plain.path(one, 1),
-             Shards(str(tmp_path), Other()).path(one), Shards(str(tmp_path), ByteTokenizer(), True).path(one)]
+    plain, *others = (Shards(str(tmp_path), *own) for own in (
+        [ByteTokenizer()], [Other()], *([ByteTokenizer(), *more] for more in ([True], [False, 0], [False, 1]))))
+    names = [plain.path(one), plain.path(two), *(other.path(one) for other in others)]
     assert len(set(names)) == len(names)
 
 
@@ -85,12 +85,12 @@ def test_a_shard_holds_its_documents(tmp_path):
     shard, texts = Shard(made.path(part_of(pieces))), ["one é", "two", long, "two"]
     first = next(iter(Cutter().document(long))).text
     hashes = [hashlib.sha256(text.encode()).digest()[:8] for text in ("one é", "two", first, "two")]
-    assert shard.hashes.tolist() == [int.from_bytes(each, "little") for each in hashes]
-    assert shard.sizes.tolist() == [len(text.encode()) for text in texts] and shard.sentences is None
+    assert shard.read("hashes").tolist() == [int.from_bytes(each, "little") for each in hashes]
+    assert shard.read("sizes").tolist() == [len(text.encode()) for text in texts]
     lengths = [len("".join(text.split()).encode()) for text in texts]
-    assert shard.ends.tolist() == np.cumsum(lengths).tolist()
+    assert shard.read("ends").tolist() == np.cumsum(lengths).tolist()
     expected = np.bincount(np.frombuffer("".join("".join(texts).split()).encode(), np.uint8) + 16, minlength=272)
-    assert shard.counts.tolist() == expected.tolist()
+    assert shard.read("counts").tolist() == expected.tolist()
     facts = shard.facts
     assert (facts["documents"], facts["tokens"], facts["blank"]) == (4, sum(lengths), 1)
     assert facts["bytes"] == sum(map(len, map(str.encode, texts))) and facts["divided"] == -1
@@ -103,8 +103,8 @@ def test_the_lowest_hashes_of_shards_give_those_of_the_text(tmp_path, monkeypatc
     for count in (1, 5, 400):
         documents = whole([f"{number} " + "x" * int(draw.integers(1, 60)) for number in range(count)])
         _, text = split_text(tmp_path / "s", documents, parts=min(count, 6))
-        hashes = np.concatenate([shard.hashes for shard in text.shards])
-        sizes = np.concatenate([shard.sizes for shard in text.shards])
+        hashes = np.concatenate([shard.read("hashes") for shard in text.shards])
+        sizes = np.concatenate([shard.read("sizes") for shard in text.shards])
         total, held, least = sizes.sum(), 0, 0
         for number in np.argsort(hashes):
             if held < min(600, total / 10):

@@ -181,7 +181,7 @@ def test_the_least_is_held_out_whatever_the_hashes(tmp_path, monkeypatch, count,
         documents = whole([f"{seed} {number} ".ljust(size, "x") for number, size in enumerate(sizes)])
         _, text = split_text(tmp_path / "s", documents, 0.001, parts=1 + seed % 2)
         rule, text, made = text.rule, text.totals, text.shards
-        held = sum(int(shard.sizes[shard.hashes < np.uint64(rule.below)].sum()) for shard in made)
+        held = sum(int(shard.read("sizes")[shard.read("hashes") < np.uint64(rule.below)].sum()) for shard in made)
         held += text.bytes - rule.tail
         least = min(1 << 15, text.bytes / 10)
         assert held >= least - 1

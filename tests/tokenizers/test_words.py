@@ -97,6 +97,15 @@ def test_other_models_encode_whole_texts(name, tmp_path):
     assert longest_text(proto) == 0 and check(tokenizer, lines(100)) > 90
 
 
+def test_words_are_joined_up_to_the_length_of_a_text(tmp_path):
+    tokenizer, _ = load(tmp_path, {})
+    encoder = tokenizer._words
+    encoder._longest = 50
+    texts = [line[:50].strip() for line in lines(300)]
+    assert check(tokenizer, texts) < 10 and len(encoder._ids) > 50, "in smaller groups"
+    assert check(tokenizer, [*texts, texts[0] + " " * 50]) >= 1, "a longer one as a whole"
+
+
 def test_scores_that_are_rounded(tmp_path):
     """With scores of many binary places, long texts are encoded as a whole."""
     _, proto = load(tmp_path, {})
