@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.training.support import write_text
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "launch" / "tables"))
-import tokenizer_speeds  # noqa: E402
+import tokenizer_speeds
 
 
 def test_each_kind_has_a_row(tmp_path, capsys, monkeypatch):
