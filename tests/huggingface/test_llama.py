@@ -21,7 +21,7 @@ import pytest
 import tokenizers
 import torch
 import transformers
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from jaxlm.errors import UserError
 from jaxlm.huggingface import ModelCard, export_folder, import_folder
@@ -403,3 +403,26 @@ def test_masks_are_filled_without_cls_and_with_the_end_symbol_as_padding(pair, t
     library = transformers.pipeline("fill-mask", model=str(out), tokenizer=str(out), top_k=3)
     for text, answers in zip(texts, fill_mask(imported, texts, 3), strict=True):
         np.testing.assert_allclose([p for _, p in answers[0]], [each["score"] for each in library(text)], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["eurobert", "qwen3"])
+def test_a_folder_of_the_bare_model(name, pair, tmp_path):
+    """Its names have no prefix. A head of its own is initialized, a tied one is there."""
+    theirs, _, imported = pair(name)
+    bare = Path(shutil.copytree(pair(name).folder, tmp_path / "bare"))
+    theirs.model.save_pretrained(bare)
+    found = import_folder(bare)
+    assert found.fresh == (("lm_head",) if name == "eurobert" else ())
+    assert jax.tree.all(jax.tree.map(np.array_equal, found.params["encoder"], imported.params["encoder"]))
+    assert found.objective.model == imported.objective.model
+
+
+def test_a_second_matrix_beside_a_tied_one_is_refused(pair, tmp_path):
+    """Transformers reads such a folder with two matrices, whatever its config.json says."""
+    folder = Path(shutil.copytree(pair("qwen3").folder, tmp_path / "hf"))
+    tensors = load_file(folder / "model.safetensors")
+    save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"]}, folder / "model.safetensors")
+    assert import_folder(folder).objective.model.tied_head
+    save_file(tensors | {"lm_head.weight": 2 * tensors["model.embed_tokens.weight"]}, folder / "model.safetensors")
+    with pytest.raises(UserError, match=r"lm_head\.weight; this model ties them"):
+        import_folder(folder)
