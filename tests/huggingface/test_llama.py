@@ -272,6 +272,7 @@ REFUSED = [
     ("llama", dict(partial_rotary_factor=0.5), "partial_rotary_factor 0.5"),  # LLAMA3 reads it
     ("llama", dict(rope_scaling=dict(rope_type="llama3", factor=2.0)), "low_freq_factor, high_freq_factor"),
     ("llama", dict(rope_scaling=LLAMA3 | dict(low_freq_factor=4.0)), "rope_scaling"),
+    ("llama", dict(rope_scaling=[8.0]), "rope_scaling"), ("llama", dict(rope_theta="1e4"), "rope_theta"),
     ("llama", dict(is_causal=False), "is_causal"), ("qwen3", dict(is_causal=False), "is_causal"),
     ("mistral", dict(use_bidirectional_attention=True), "use_bidirectional_attention"),
     ("mistral", dict(sliding_window=0), "window"), ("qwen3", dict(use_sliding_window=True), "use_sliding_window"),
@@ -415,6 +416,17 @@ def test_a_folder_of_the_bare_model(name, pair, tmp_path):
     assert found.fresh == (("lm_head",) if name == "eurobert" else ())
     assert jax.tree.all(jax.tree.map(np.array_equal, found.params["encoder"], imported.params["encoder"]))
     assert found.objective.model == imported.objective.model
+
+
+@pytest.mark.parametrize(("name", "field"), [
+    ("mistral", "attention_bias"), ("mistral", "mlp_bias"), ("qwen3", "mlp_bias"), ("eurobert", "mlp_bias"),
+])
+def test_biases_that_the_class_lacks_are_not_exported(name, field, pair, tmp_path):
+    imported = pair(name).ours
+    model = dataclasses.replace(imported.objective.model, **{field: True})
+    objective = dataclasses.replace(imported.objective, model=model)
+    with pytest.raises(UserError, match=f"{field} has no counterpart in Transformers' {name}"):
+        export_folder(tmp_path / "out", objective, imported.params, imported.tokenizer, ModelCard())
 
 
 def test_a_second_matrix_beside_a_tied_one_is_refused(pair, tmp_path):
