@@ -402,7 +402,9 @@ def test_masks_are_filled_without_cls_and_with_the_end_symbol_as_padding(pair, t
         assert before(text)["input_ids"][1:] == imported.tokenizer.encode_with_symbols(text)
     assert before(*texts[:2]).data == after(*texts[:2]).data
     library = transformers.pipeline("fill-mask", model=str(out), tokenizer=str(out), top_k=3)
-    for text, answers in zip(texts, fill_mask(imported, texts, 3), strict=True):
+    *filled, named = fill_mask(imported, [*texts, "the cat [MASK] on the mat"], 3)
+    assert named == filled[0]
+    for text, answers in zip(texts, filled, strict=True):
         np.testing.assert_allclose([p for _, p in answers[0]], [each["score"] for each in library(text)], atol=1e-5)
 
 
