@@ -92,7 +92,7 @@ def read_model(source: Source, own: Fields, kv_heads: int | None = None, head_di
     found = source.read(own)
     heads = {"num_key_value_heads": kv_heads, "head_dim": head_dim}
     ratio = {"num_key_value_heads": found["num_heads"], "head_dim": found["hidden_size"] // found["num_heads"]}
-    missing = {key: own for key, own in heads.items() if own is not None and key not in source.config}
+    missing = {key: number for key, number in heads.items() if number and key not in source.config}
     kv, width = (source.value(key, missing.get(key, ratio[key])) for key in heads)
     return found | {"num_kv_heads": kv, "head_dim": width} | _read_rope(source, found["max_positions"])
 

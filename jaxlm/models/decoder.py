@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxlm.models.base import Writer
+from jaxlm.models.base import FineTuning, Writer
 from jaxlm.models.layers.multi_head import Visibility, empty_cache
-from jaxlm.models.layers.stack import SharedInputs
+from jaxlm.models.layers.stack import SharedInputs, call, run_stack
+from jaxlm.tokenizers.template import Template
 from jaxlm.types import Params
 
 
@@ -28,16 +29,25 @@ class DecoderState(NamedTuple):
 
 
 class CachedWriter(Writer):
-    """Decoder with a key/value cache; a family gives it `stack` and `_run_tokens`."""
+    """Decoder with a key/value cache; a family gives it `stack`, and `_embeddings` or `_run_tokens`."""
 
+    template: ClassVar[Template] = Template(needs=("eos",))
+    """Special symbols around one and two texts."""
     is_causal = True
+    summary_token = "last"
+
+    @property
+    def fine_tuning(self) -> FineTuning:
+        pair, answer = Template(pair="$A eos $B", needs=("eos",)), Template(pair="$A eos $B eos")
+        return FineTuning(pair, answer, activation=None, use_bias=False)
 
     def _run_tokens(
         self, params: Params, ids: Int[Array, "batch length"], positions: Int[Array, "#batch length"],
         shared: SharedInputs, *, key: jax.Array | None = None, caches: Any = None,
     ) -> tuple[Float[Array, "batch length hidden"], Any]:
         """Return the last hidden states, and the updated caches if there are any; see `run_stack`."""
-        raise NotImplementedError
+        x = call(self._embeddings, params["embeddings"], ids, positions)
+        return run_stack(self.stack, params["encoder"], x, shared, key=key, caches=caches)
 
     def prefill(
         self, params: Params, prompts: Int[Array, "batch length"], mask: Bool[Array, "batch length"], new_tokens: int,

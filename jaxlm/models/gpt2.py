@@ -12,17 +12,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxlm.fields import field
-from jaxlm.models.base import FineTuning, Inputs, document_positions
+from jaxlm.models.base import Inputs, document_positions
 from jaxlm.models.decoder import CachedWriter
 from jaxlm.models.layers.config import PlainActivation, StackConfig, TransformerConfig, transformer_sizes
 from jaxlm.models.layers.embeddings import Embeddings
 from jaxlm.models.layers.multi_head import Visibility
 from jaxlm.models.layers.stack import SharedInputs, call, init_stack, run_stack, stack_flops
-from jaxlm.tokenizers.template import Template
 from jaxlm.types import Params
-
-_PAIR = Template(pair="$A eos $B", needs=("eos",))
-_ANSWER = Template(pair="$A eos $B eos")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,9 +47,6 @@ class Gpt2(TransformerConfig, CachedWriter):
     residual_init_scale: float | None = None
     """Factor on init_std for matrices that write to the residual stream; none means 1/sqrt(2 num_layers)."""
 
-    template: ClassVar[Template] = Template(needs=("eos",))
-    """Special symbols around one and two texts."""
-    summary_token = "last"
     output_params = ()
     published_sizes: ClassVar = {
         "small": transformer_sizes(12, 768), "medium": transformer_sizes(24, 1024),
@@ -68,10 +61,6 @@ class Gpt2(TransformerConfig, CachedWriter):
             self, norm_placement="pre", final_norm=True, causal=True, init="normal",
             residual_init_scale=1.0 / math.sqrt(2 * self.num_layers) if scale is None else scale,
         )
-
-    @property
-    def fine_tuning(self) -> FineTuning:
-        return FineTuning(_PAIR, _ANSWER, activation=None, use_bias=False)
 
     def init(self, key: jax.Array) -> Params:
         key_embeddings, key_stack = jax.random.split(key)

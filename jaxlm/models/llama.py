@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from jaxlm.errors import UserError
 from jaxlm.fields import field
@@ -18,7 +18,7 @@ from jaxlm.models.encoder import Encoder
 from jaxlm.models.layers.config import GATED, PlainActivation, StackConfig, check_gated
 from jaxlm.models.layers.embeddings import Embeddings
 from jaxlm.models.layers.rotary import Rope
-from jaxlm.models.layers.stack import SharedInputs, call, init_stack, run_stack, stack_flops
+from jaxlm.models.layers.stack import init_stack, stack_flops
 from jaxlm.tokenizers.template import Template
 from jaxlm.types import Params
 
@@ -170,9 +170,6 @@ class EuroBert(LlamaEncoder):
 class Llama(CachedWriter, LlamaEncoder):
     """Llama decoder, also of SmolLM2. Parameters have the names of the encoder."""
 
-    template: ClassVar[Template] = Template(needs=("eos",))
-    """Special symbols around one and two texts."""
-    summary_token = "last"
     published_sizes: ClassVar = {
         "3.2-1b": _sizes(16, 2048, (32, 8, 64), 8192, **_LLAMA_3_2),
         "3.2-3b": _sizes(28, 3072, (24, 8, 128), 8192, **_LLAMA_3_2),
@@ -181,20 +178,8 @@ class Llama(CachedWriter, LlamaEncoder):
     }
 
     @property
-    def fine_tuning(self) -> FineTuning:
-        pair, answer = Template(pair="$A eos $B", needs=("eos",)), Template(pair="$A eos $B eos")
-        return FineTuning(pair, answer, activation=None, use_bias=False)
-
-    @property
     def stack(self) -> StackConfig:
         return dataclasses.replace(super().stack, causal=True, last_layer_at_positions=False)
-
-    def _run_tokens(
-        self, params: Params, ids: Int[Array, "batch length"], positions: Int[Array, "#batch length"],
-        shared: SharedInputs, *, key: jax.Array | None = None, caches: Any = None,
-    ) -> tuple[Float[Array, "batch length hidden"], Any]:
-        x = call(self._embeddings, params["embeddings"], ids, positions)
-        return run_stack(self.stack, params["encoder"], x, shared, key=key, caches=caches)
 
 
 @dataclasses.dataclass(frozen=True)

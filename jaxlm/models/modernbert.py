@@ -7,7 +7,7 @@ import math
 from typing import Any, ClassVar, Literal
 
 import jax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from jaxlm.fields import field
 from jaxlm.models.base import FineTuning
@@ -17,7 +17,7 @@ from jaxlm.models.heads import TransformHead
 from jaxlm.models.layers.config import GATED, PlainActivation, StackConfig, check_gated, kernel_init
 from jaxlm.models.layers.embeddings import Embeddings
 from jaxlm.models.layers.rotary import Rope
-from jaxlm.models.layers.stack import SharedInputs, call, run_stack
+from jaxlm.models.layers.stack import call
 from jaxlm.tokenizers.template import Template
 from jaxlm.types import Params
 
@@ -156,15 +156,11 @@ class ModernBertDecoder(CachedWriter, ModernBert):
     local_theta: float = field(160_000.0, range="(0, inf)")
     """Base of rotary positions in layers with local attention."""
 
-    template: ClassVar[Template] = Template(needs=("eos",))
-    """Special symbols around one and two texts."""
-    summary_token = "last"
     published_sizes: ClassVar = ETTIN
 
     @property
     def fine_tuning(self) -> FineTuning:
-        pair, answer = Template(pair="$A eos $B", needs=("eos",)), Template(pair="$A eos $B eos")
-        return FineTuning(pair, answer, activation=None, use_bias=False, has_transform=True)
+        return super().fine_tuning._replace(has_transform=True)
 
     @property
     def band(self) -> int:
@@ -173,10 +169,3 @@ class ModernBertDecoder(CachedWriter, ModernBert):
     @property
     def stack(self) -> StackConfig:
         return dataclasses.replace(super().stack, causal=True, last_layer_at_positions=False)
-
-    def _run_tokens(
-        self, params: Params, ids: Int[Array, "batch length"], positions: Int[Array, "#batch length"],
-        shared: SharedInputs, *, key: jax.Array | None = None, caches: Any = None,
-    ) -> tuple[Float[Array, "batch length hidden"], Any]:
-        x = call(self._embeddings, params["embeddings"], ids, positions)
-        return run_stack(self.stack, params["encoder"], x, shared, key=key, caches=caches)

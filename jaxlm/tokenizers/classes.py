@@ -76,7 +76,7 @@ class Folder(NamedTuple):
         kind: class of the tokenizer.
         settings: options of the class, and content of special_tokens_map.json and tokenizer_config.json.
         tokens: added tokens as a `tokenizer.json` has them, in the order of their ids.
-        roles: role → special token, as the files say.
+        roles: role → special token, as the files say; "" for a begin symbol that they say is none, as Qwen's do.
         special: all special tokens in the files; Transformers appends those that the vocabulary lacks.
     """
 
@@ -109,12 +109,13 @@ def read_folder(folder: epath.Path, file_format: str, file: str = "", pieces: Co
         raise UserError(f"{folder} has a tokenizer of the class {named}, which jaxlm does not read from {file_format} "
                         "files; save it as a tokenizer.json, or choose another one.")
     settings = dict(kind.options) | settings
-    roles = {role: _content(settings[f"{role}_token"]) for role in ROLES if f"{role}_token" in settings}
+    roles = {role: _content(settings[f"{role}_token"]) for role in ROLES if settings.get(f"{role}_token")}
     extra = settings.get("extra_special_tokens", ())
     others = [*settings.get("additional_special_tokens", ()), *(extra.values() if isinstance(extra, dict) else extra)]
     special = [*roles.values(), *map(_content, others)]
     ids = _read(folder, "added_tokens.json", {"*": int})
     words = {i: {"content": name, "special": name in special} for name, i in ids.items()}
+    roles |= {"bos": ""} if settings.get("bos_token", "") is None else {}
     tokens = [added_token(int(i), "") | {"special": False, "normalized": not token.get("special", False)} | token
               for i, token in settings.get("added_tokens_decoder", words).items()]
     return Folder(kind, settings, sorted(tokens, key=lambda token: token["id"]), roles, special)
@@ -175,6 +176,6 @@ def _content(token: Any) -> str:
 
 
 def _read(folder: epath.Path, name: str, form: Any = _FORM) -> dict[str, Any]:
-    """Read a JSON object without its null values; an empty one if there is none."""
+    """Read a JSON object without its null values but that of the begin symbol; an empty one if there is none."""
     found = read_json(folder / name, form) if (folder / name).exists() else {}
-    return {key: value for key, value in found.items() if value is not None}
+    return {key: value for key, value in found.items() if value is not None or key == "bos_token"}

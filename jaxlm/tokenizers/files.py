@@ -191,7 +191,7 @@ def _define(content: dict[str, Any], candidates: Iterable[str], folder: classes.
                             f"{path.name} it is {found}; repair added_tokens.json or tokenizer_config.json.")
         added.setdefault(token["content"], token)
     roles = {r: p for r, p in folder.kind.roles.items() if p in ids} | folder.roles
-    symbols = guess_symbols(candidates, roles)
+    symbols = {role: piece for role, piece in guess_symbols(candidates, roles).items() if piece}
     for piece in [*symbols.values(), *folder.special]:
         token = added.get(piece) or added_token(ids.setdefault(piece, len(ids)), piece)
         added[piece] = token | {"special": True}

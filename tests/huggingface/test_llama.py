@@ -21,7 +21,7 @@ import pytest
 import tokenizers
 import torch
 import transformers
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from jaxlm.errors import UserError
 from jaxlm.huggingface import ModelCard, export_folder, import_folder
@@ -272,6 +272,7 @@ REFUSED = [
     ("llama", dict(partial_rotary_factor=0.5), "partial_rotary_factor 0.5"),  # LLAMA3 reads it
     ("llama", dict(rope_scaling=dict(rope_type="llama3", factor=2.0)), "low_freq_factor, high_freq_factor"),
     ("llama", dict(rope_scaling=LLAMA3 | dict(low_freq_factor=4.0)), "rope_scaling"),
+    ("llama", dict(rope_scaling=[8.0]), "rope_scaling"), ("llama", dict(rope_theta="1e4"), "rope_theta"),
     ("llama", dict(is_causal=False), "is_causal"), ("qwen3", dict(is_causal=False), "is_causal"),
     ("mistral", dict(use_bidirectional_attention=True), "use_bidirectional_attention"),
     ("mistral", dict(sliding_window=0), "window"), ("qwen3", dict(use_sliding_window=True), "use_sliding_window"),
@@ -401,5 +402,41 @@ def test_masks_are_filled_without_cls_and_with_the_end_symbol_as_padding(pair, t
         assert before(text)["input_ids"][1:] == imported.tokenizer.encode_with_symbols(text)
     assert before(*texts[:2]).data == after(*texts[:2]).data
     library = transformers.pipeline("fill-mask", model=str(out), tokenizer=str(out), top_k=3)
-    for text, answers in zip(texts, fill_mask(imported, texts, 3), strict=True):
+    *filled, named = fill_mask(imported, [*texts, "the cat [MASK] on the mat"], 3)
+    assert named == filled[0]
+    for text, answers in zip(texts, filled, strict=True):
         np.testing.assert_allclose([p for _, p in answers[0]], [each["score"] for each in library(text)], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["eurobert", "qwen3"])
+def test_a_folder_of_the_bare_model(name, pair, tmp_path):
+    """Its names have no prefix. A head of its own is initialized, a tied one is there."""
+    theirs, _, imported = pair(name)
+    bare = Path(shutil.copytree(pair(name).folder, tmp_path / "bare"))
+    theirs.model.save_pretrained(bare)
+    found = import_folder(bare)
+    assert found.fresh == (("lm_head",) if name == "eurobert" else ())
+    assert jax.tree.all(jax.tree.map(np.array_equal, found.params["encoder"], imported.params["encoder"]))
+    assert found.objective.model == imported.objective.model
+
+
+@pytest.mark.parametrize(("name", "field"), [
+    ("mistral", "attention_bias"), ("mistral", "mlp_bias"), ("qwen3", "mlp_bias"), ("eurobert", "mlp_bias"),
+])
+def test_biases_that_the_class_lacks_are_not_exported(name, field, pair, tmp_path):
+    imported = pair(name).ours
+    model = dataclasses.replace(imported.objective.model, **{field: True})
+    objective = dataclasses.replace(imported.objective, model=model)
+    with pytest.raises(UserError, match=f"{field} has no counterpart in Transformers' {name}"):
+        export_folder(tmp_path / "out", objective, imported.params, imported.tokenizer, ModelCard())
+
+
+def test_a_second_matrix_beside_a_tied_one_is_refused(pair, tmp_path):
+    """Transformers reads such a folder with two matrices, whatever its config.json says."""
+    folder = Path(shutil.copytree(pair("qwen3").folder, tmp_path / "hf"))
+    tensors = load_file(folder / "model.safetensors")
+    save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"]}, folder / "model.safetensors")
+    assert import_folder(folder).objective.model.tied_head
+    save_file(tensors | {"lm_head.weight": 2 * tensors["model.embed_tokens.weight"]}, folder / "model.safetensors")
+    with pytest.raises(UserError, match=r"lm_head\.weight; this model ties them"):
+        import_folder(folder)
