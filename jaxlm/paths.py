@@ -27,7 +27,7 @@ DEFAULT_CACHE = "~/.cache/jaxlm"
 JSON_TYPES = {dict: "an object", list: "a list", str: "text", int: "an integer", float: "a number", bool: "a boolean"}
 """Names of JSON types in error messages."""
 
-_ABANDONED = 3600  # a shard is written every few seconds
+_ABANDONED = 24 * 3600  # seconds; longer than a part takes, whose keys are written at its end
 _AT_ONCE = 32  # requests to a bucket
 
 # The same clients on every machine: TensorFlow's, where it is installed, would read no S3.
@@ -214,7 +214,7 @@ def new_folder(path: epath.Path, last: str) -> Iterator[epath.Path]:
 def _remove_abandoned(folder: epath.Path) -> None:
     """Remove a folder in which nothing was written for `_ABANDONED` seconds."""
     with contextlib.suppress(OSError):  # another process has removed or renamed it
-        newest = max(file.stat().mtime for file in (folder, *folder.iterdir()))
+        newest = max(file.stat().st_mtime for file in (Path(folder), *Path(folder).rglob("*")))
         if newest < time.time() - _ABANDONED:
             folder.rmtree()
 

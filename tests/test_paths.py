@@ -39,8 +39,8 @@ def test_a_folder_that_cannot_get_its_name_is_refused(tmp_path):
 
 
 def test_what_a_killed_process_has_left_is_removed(tmp_path):
-    """But not what another one has written within an hour, nor another folder's."""
-    path, old, new = epath.Path(tmp_path) / "shard", time.time() - 4000, time.time() - 3000
+    """But not what another one has written within a day, nor another folder's."""
+    path, old, new = epath.Path(tmp_path) / "shard", time.time() - 90_000, time.time() - 80_000
     made = {"shard.1": (old, old), "shard.2": (old, new), "shard.3": (new, old), "other.4": (old, old)}
     for name, times in made.items():
         folder = tmp_path / f".{name}.partial"

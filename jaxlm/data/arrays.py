@@ -94,13 +94,13 @@ def _checksums(blocks: np.ndarray) -> np.ndarray:
 
 
 def check_size(path: str, dtype: str, size: int) -> None:
-    """Raise UserError if the file of an array of so many elements is missing or of another length; a look for few."""
+    """Raise UserError unless the file of an array of `size` elements is there and as long; it is not read."""
     try:
         length = os.stat(path).st_size
     except OSError as error:
         raise damaged(path, error) from error
     if length != -(-size * np.dtype(dtype).itemsize // _DATA) * BLOCK:
-        raise damaged(path, "it is cut off")
+        raise damaged(path, "it is not as long as its elements")
 
 
 class Files:

@@ -1,6 +1,6 @@
 """Llama in Transformers: LlamaForCausalLM, …ForSequenceClassification, …ForTokenClassification.
 
-`eurobert`, `qwen3` and `mistral` share the table and most keys of config.json.
+`eurobert`, `qwen3`, `mistral` and `gemma3` share the table and most keys of config.json.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def config(model_type: str, model: LlamaEncoder, own: Fields) -> dict[str, Any]:
     if len(rope) > 1:
         rope["original_max_position_embeddings"] = int(rope["original_max_position_embeddings"])
     kind = {0: "default", 1: "linear", 4: "llama3"}[len(rope)]
-    # The second key is that of Transformers 4.
+    # `rope_theta` and `rope_scaling` are for Transformers 4, which reads no `rope_parameters`.
     return to_config(model, own) | {
         "model_type": model_type, "num_key_value_heads": model.num_kv_heads, "head_dim": model.head_dim,
         "rope_parameters": {"rope_type": kind, "rope_theta": model.rope_theta, **rope},

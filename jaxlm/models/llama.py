@@ -1,4 +1,4 @@
-"""Llama (Touvron et al. 2023) and the families with its layers: EuroBERT, Qwen 3, Mistral."""
+"""Llama (Touvron et al. 2023) and the families with its layers: EuroBERT, Qwen 3, Mistral, Gemma 3."""
 
 from __future__ import annotations
 
@@ -139,8 +139,8 @@ class LlamaEncoder(Encoder):
 class EuroBert(LlamaEncoder):
     """EuroBERT encoder (Boizard et al. 2025).
 
-    Transformers trains no input embedding of the padding symbol, which is the end symbol of the published model; here
-    it is trained like any other.
+    The published model pads with its end symbol, whose input embedding gets no gradients in Transformers; here it is
+    trained like any other.
     """
 
     rope_theta: float = field(250_000.0, range="(0, inf)")
@@ -218,12 +218,12 @@ class Gemma3(Llama):
 
     activation: PlainActivation = "gelu_new"
     """Activation of the gate of the feed-forward layers."""
-    score_width: int = 256
+    score_width: int = field(256, range="[1, inf)")
     """Attention scores are divided by its square root."""
     window: int = field(512, range="[1, inf)")
     """Number of tokens, itself included, that a token attends to in local layers."""
     global_period: int = field(6, range="[1, inf)")
-    """The last of this many layers, and so on, attends to all tokens before; others are local."""
+    """Layers global_period - 1, 2 global_period - 1, … attend to all tokens before; others are local."""
     local_theta: float = field(10_000.0, range="(0, inf)")
     """Base of rotary positions in local layers."""
 

@@ -14,8 +14,8 @@ GPU_OPTIONS: dict[str, bool | int] = {
 """Options on every GPU."""
 
 DETERMINISTIC_GPU_OPTIONS: dict[str, bool | int] = {
-    # No atomic additions in an order of their own, and no choice of an algorithm by its time in this process. (With
-    # xla_gpu_autotune_level 0 beside it jaxlib 0.11 does not find cuDNN's attention when a step is executed.)
+    # No atomic additions, whose order varies, and no choice of an algorithm by its time in this process. With
+    # xla_gpu_autotune_level 0 as well, an H100 did not find cuDNN's attention when it executed a step (jaxlib 0.11).
     "xla_gpu_deterministic_ops": True,
 }
 """Further options on GPUs with `train.deterministic`."""

@@ -1,4 +1,4 @@
-"""Encoding of published SentencePiece models word by word: `tokenizers`, which is slow, sees a word once.
+"""Encoding of published SentencePiece models word by word: each word is given to `tokenizers`, which is slow, once.
 
 The ids of a text are those of its words, one after the other, if
 
@@ -39,7 +39,9 @@ def longest_text(proto: Any) -> float:
     names = [piece.piece for piece in proto.pieces]
     is_bpe = proto.trainer_spec.model_type == proto.trainer_spec.BPE
     has_symbols = any(piece.type == piece.USER_DEFINED for piece in proto.pieces)
-    has_inner = any(" " in name or SPACE in name[1:] for name in names)
+    has_inner = any(
+        " " in name or SPACE in name[1:] or (len(name) > 1 and not set(_SPACES).isdisjoint(name)) for name in names
+    )
     if has_inner or SPACE not in names or not proto.normalizer_spec.add_dummy_prefix or (is_bpe and has_symbols):
         return 0
     if is_bpe:
@@ -57,7 +59,7 @@ class WordEncoder:
     def __init__(
         self, encode: Callable[[Sequence[str]], list[np.ndarray]], pieces: Sequence[str], longest: float
     ) -> None:
-        """Store what encodes whole texts, the pieces, and the result of `longest_text`."""
+        """Store the encoder of whole texts, the pieces by id, and the result of `longest_text`."""
         self._encode, self._longest = encode, longest
         self._begins = np.array([piece.startswith(SPACE) for piece in pieces])
         probes = ["a", "a a", "  a  a  ", *(f"a{char}a" for char in _SPACES)]
@@ -95,7 +97,9 @@ class WordEncoder:
             places = np.append(np.flatnonzero(self._begins[ids]), len(ids)) * ids.itemsize
             data = ids.tobytes()
             found = [data[start:end] for start, end in itertools.pairwise(places.tolist())]
-            if len(text) <= self._longest and found[::2] == [self._other] * (len(group) + 1):
+            is_alike = [own == self._other for own in found]  # with a word "a" alone between the others
+            expected = [True, *itertools.chain.from_iterable((word == "a", True) for word in group)]
+            if len(text) <= self._longest and is_alike == expected:
                 yield from zip(group, (own if _is_apart(word) else None for word, own in
                                        zip(group, found[1::2], strict=True)), strict=True)
             elif count > 1:

@@ -358,7 +358,7 @@ def test_the_command_tokenizes_in_shards(folder, config, tmp_path, monkeypatch, 
         assert main([str(argument) for argument in (*arguments, *more)]) == 0
         return capsys.readouterr().out
 
-    assert "Shard 1/2 is stored." in run("--shard", "1/2")
+    assert "Shard 1/2 is stored; it has" in run("--shard", "1/2")
     assert "Token store: " not in run("--shard", "0/2")
     said = run()
     assert "Tokenizing" not in said and "Token store: " in said

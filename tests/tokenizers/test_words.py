@@ -36,6 +36,7 @@ BY_WORD = {
 }
 WHOLE = {
     "bpe symbols": BPE | SYMBOLS, "no prefix": NO_PREFIX, "symbols across": {"user_defined_symbols": ["ba da"]},
+    "symbol of spaces": {"user_defined_symbols": ["\t\t"]},
     "across words": {"split_by_whitespace": False},
 }
 

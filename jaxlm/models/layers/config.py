@@ -155,7 +155,7 @@ class StackConfig(ExecutionConfig):
     @property
     def attention_scale(self) -> float:
         """Factor on the attention scores."""
-        return 1.0 / math.sqrt(self.score_width or self.head_dim)
+        return 1.0 / math.sqrt(self.head_dim if self.score_width is None else self.score_width)
 
     @property
     def kv_heads(self) -> int:
@@ -214,8 +214,8 @@ def check_gated(model: Any) -> None:
     if model.activation not in GATED:
         raise UserError(f"objective.model.activation is {model.activation}; choose {' or '.join(GATED)}.")
     if model.head_dim % 2:
-        raise UserError(f"objective.model.num_heads makes heads of {model.head_dim}; rotary positions need an even "
-                        "width, so change it, hidden_size or head_dim.")
+        raise UserError(f"objective.model.head_dim is {model.head_dim}; rotary positions need an even width, so change "
+                        "it, or num_heads or hidden_size, from which it follows.")
 
 
 def check_heads(hidden_size: int, num_heads: int, prefix: str = "") -> None:

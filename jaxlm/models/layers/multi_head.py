@@ -96,7 +96,7 @@ class MultiHeadAttention(nn.Module):
             if decoding and not cross:
                 key, value = (_write(cache[name], new, index) for name, new in (("key", key), ("value", value)))
         extra = {"key": key, "value": value} if decoding else None
-        if c.kv_heads < c.num_heads:  # after the cache, which keeps the few
+        if c.kv_heads < c.num_heads:  # the cache keeps the few
             key, value = (jnp.repeat(y, c.num_heads // c.kv_heads, axis=2) for y in (key, value))
         if with_scores:
             extra = jnp.einsum("bqhk,bshk->bhqs", query, key, preferred_element_type=jnp.float32) * c.attention_scale
@@ -122,7 +122,7 @@ def _head_norm(config: StackConfig, name: str) -> Callable[[jax.Array], jax.Arra
 
 
 def _attend(config, query, key, value, visibility, causal, decoding, dropout_key, rope):
-    """Return attention by the kernel for these sizes; of decoding, the mask has the band."""
+    """Return attention by the kernel for these sizes; where tokens are decoded, the mask has the band in it."""
     mask, bias = (None if x is None else x.shape for x in (visibility.mask, visibility.bias))
     kernel = "xla" if decoding else choose_kernel(config.attention, Attention(
         query.shape[1], key.shape[1], config.num_heads, config.head_dim, config.dtype,
