@@ -57,7 +57,8 @@ def main(arguments: list[str]) -> None:
         missing = len(data.missing(parts, tokenizer))
         then = "" if missing else ": --finish writes the token store"
         own = len(parts[shard::shards])
-        print(f"Shard {options.shard} is stored; it has {own:,} parts. Missing parts: {missing:,} of {len(parts):,}{then}.")
+        print(f"Shard {options.shard} is stored; it has {own:,} parts. "
+              f"Missing parts: {missing:,} of {len(parts):,}{then}.")
         return
     _require_all(parts, data.missing(parts, tokenizer), getattr(data, "deduplicate", "off"))
     print(data.open(tokenizer).summary)

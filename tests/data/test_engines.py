@@ -185,7 +185,9 @@ def test_a_share_that_was_killed_is_repeated(reference, tmp_path, capsys):
     assert f"…; repeat their --shard I/N{flag}, where" in said
     before = {path: os.stat(other.cache / path).st_mtime_ns for path in files(other.cache)}
     other.run("--shard", "0/2", "--data.workers", 1)
-    assert f"Shard 0/2 is stored; it has {PARTS // 2} parts. Missing parts: {PARTS // 2} of {PARTS}." in capsys.readouterr().out
+    half = PARTS // 2
+    said = capsys.readouterr().out
+    assert f"Shard 0/2 is stored; it has {half} parts. Missing parts: {half} of {PARTS}." in said
     assert before and before == {path: os.stat(other.cache / path).st_mtime_ns for path in before}, "made again"
     other.run("--shard", "1/2", "--data.workers", 1)
     assert f"Missing parts: 0 of {PARTS}: --finish writes the token store." in capsys.readouterr().out
