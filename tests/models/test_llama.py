@@ -65,7 +65,7 @@ def test_initial_weights(model):
 @pytest.mark.parametrize(("changes", "words"), [
     ({"num_kv_heads": 5}, "num_heads 12 is not divisible by num_kv_heads 5"),
     ({"num_kv_heads": 0}, "num_kv_heads is 0"),
-    ({"head_dim": 7}, "heads of 7"), ({"activation": "relu"}, "activation is relu"),
+    ({"head_dim": 7}, "head_dim is 7"), ({"activation": "relu"}, "activation is relu"),
     ({"num_heads": 10, "num_kv_heads": 5}, "768 is not divisible by num_heads 10"),
     *(({"rope_scaling": scaling}, "rope_scaling is") for scaling in (
         (0.0,), (2.0, 1.0), (8.0, 4.0, 1.0, 64.0), (8.0, 1.0, 4.0, 0.0))),
