@@ -114,7 +114,7 @@ def _normalized(pieces: Iterable[Piece], is_near: bool) -> Iterator[_Text]:
 
 def document_keys(pieces: Iterable[Piece], is_near: bool) -> Iterator[np.ndarray]:
     """Yield keys of documents, some at a time: uint64 [documents, 2], the exact ones, and for near ones BANDS more."""
-    low, rest = _NONE, np.zeros(0, np.uint64)  # of a document that has begun: its minima, and words of the next shingle
+    low, rest = _NONE, np.zeros(0, np.uint64)  # of the document that has begun: its minima so far, and its last words
     for group in _groups(_normalized(pieces, is_near)):
         texts, exact = zip(*group, strict=True)
         keys = np.array([key for key in exact if key is not None], np.uint64).reshape(-1, 2)
@@ -124,7 +124,7 @@ def document_keys(pieces: Iterable[Piece], is_near: bool) -> Iterator[np.ndarray
             words = np.concatenate([rest, words])
             rest = words[ends[-1] if len(ends) else 0 :][-SHINGLE:]
             ends = np.append(ends, len(words))
-            # Zeros give a document of fewer words a shingle; its exact key stands for words where it has none.
+            # A document of less than a shingle is filled up with zeros; one without words gets its exact key as words.
             missing = np.maximum(SHINGLE - np.diff(ends, prepend=0), 0)
             filling, empty = np.zeros(missing.sum(), np.uint64), np.flatnonzero(missing[:-1] == SHINGLE)
             filling[(np.cumsum(missing)[empty] - SHINGLE)[:, None] + np.arange(2)] = keys[empty]
