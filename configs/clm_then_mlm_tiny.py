@@ -1,8 +1,8 @@
-"""Small encoder for a CPU (4 layers, width 128) that learns to write first, then to fill masks, on Python's own documentation.
+"""Small encoder for a CPU (4 layers, width 128) that first learns to write, on Python's own documentation.
 
 The recipe of "Should we still pretrain encoders with masked language modeling?" (Gisserot-Boukhlef et al. 2025) in
-small: a quarter to a half of the steps predict the next token, the rest 40 % masks, with one rate that decays at the end.
-The layers are those of eurobert_tiny; during the first phases a token attends only to those before it.
+small: up to a half of the steps predict the next token, the others 40 % masks, and the rate decays at the end. The
+layers are those of eurobert_tiny; during the first phases a token attends only to those before it.
 
 Command:     jaxlm pretrain configs/clm_then_mlm_tiny.py --run-dir runs/clm_then_mlm_tiny
              jaxlm fill-mask runs/clm_then_mlm_tiny "Return a [MASK] of all the names."

@@ -237,7 +237,7 @@ class Mixture:
     def __init__(
         self, stores: Mapping[str, Store], weights: Sequence[float], temperature: float, items: Sequence[str] = ()
     ) -> None:
-        """Compute the shares of `stores` in the tokens; see `shares_of`. `items` are their texts as the user names them."""
+        """Compute the shares of `stores` in the tokens; see `shares_of`. `items` are their names in `--data.source`."""
         self.stores, self._items = stores, items
         shares = shares_of(weights, [store.train.num_tokens for store in stores.values()], temperature)
         self.shares = dict(zip(stores, shares.tolist(), strict=True))
