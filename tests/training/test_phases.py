@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import json
 import re
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -18,11 +21,14 @@ from jaxlm.config.presets import load_config, load_preset
 from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
 from jaxlm.objectives.masked_lm import MaskedLM
-from jaxlm.runs.load import load_run
+from jaxlm.parallel.mesh import MeshConfig, make_mesh
+from jaxlm.runs.load import load_model, load_run
+from jaxlm.runs.resolve import resolve
 from jaxlm.runs.resume import _check_phases, schedule_remarks
-from jaxlm.runs.session import with_steps
+from jaxlm.runs.session import set_up, with_steps
 from jaxlm.training.optimizers import make_schedule
 from tests.training.support import (
+    assert_same_arrays,
     metadata,
     metrics,
     stopped_after,
@@ -207,13 +213,18 @@ def writer_first(tmp_path_factory):
 
 
 def test_a_phase_with_its_own_objective_is_the_run_of_that_objective(writer_first, tmp_path):
-    """Up to the border, the state is bit for bit that of a decoder's own run; then the same parameters go on."""
+    """Up to the border, parameters are bit for bit those of a decoder's own steps; then the same ones go on."""
     config, whole = writer_first
     alone = write_phases(tmp_path, "()", f"CausalLM(model=Llama({SIZES}, rope_theta=250_000.0))")
-    text = load_preset(config).data.source
-    flags = ["--data.source", text, "--data.length", "16", "--train.batch-size", "16", "--train.steps", "4"]
-    assert main(["pretrain", alone, "--run-dir", str(tmp_path / "run"), *flags]) == 0
-    assert metadata(whole, 4)["checksums"] == metadata(tmp_path / "run", 4)["checksums"]
+    flags = ["--data.source", load_preset(config).data.source, "--data.length", "16", "--train.batch-size", "16"]
+    mesh = make_mesh(MeshConfig(), jax.devices()[:1])
+    sessions = [set_up(resolve(*each), load_model).open_data(list) for each in ((alone, flags), (config,))]
+    program, run = (session.program(mesh) for session in sessions)
+    state = program.init_state(run.init_params(0))
+    with contextlib.closing(sessions[0].feed(mesh).after(0)) as batches:
+        for batch in itertools.islice(batches, 4):
+            state, _ = program.train_step(state, batch, program.constants)
+    assert_same_arrays(state.params, load_run(f"{whole}@4").params)
     lines = {line["step"]: line for line in metrics(whole)}
     assert {"lm_loss", "eval_lm_loss"} <= lines[4].keys() and "mlm_loss" not in lines[4]
     assert {"mlm_loss", "eval_mlm_loss"} <= lines[8].keys() and "lm_loss" not in lines[8]
@@ -239,9 +250,11 @@ def test_later_commands_have_the_objective_of_their_step(writer_first, capsys):
     assert main(["show", config, "--step", "3", "--examples", "1"]) == 0
     said = capsys.readouterr().out
     assert "CausalLM, step 3: 16 rows of at most 16" in said and "MaskedLM, step 4: 8 rows of at most 32" in said
-    for phase, kind in (("1", "16 x 16 (objective CausalLM)"), ("2", "8 x 32")):
-        assert main(["plan", config, "--phase", phase]) == 0
-        assert kind in capsys.readouterr().out
+    for phase, shape in (("1", "batch 16 x 16"), ("2", "batch 8 x 32")):
+        assert main(["plan", config, "--phase", phase, "--data.vocab-size", "512"]) == 0
+        said = capsys.readouterr()
+        assert shape in said.out and f"this is a step of phase {phase} of 2" in said.err
+        assert "Batches are 16 x 16 (objective CausalLM) for 4 steps, then 8 x 32" in said.err
 
 
 def test_what_a_phase_does_not_use_is_left_alone(tmp_path):
@@ -264,7 +277,7 @@ def test_what_a_phase_does_not_use_is_left_alone(tmp_path):
 
 @pytest.mark.parametrize(("phases", "said"), [
     ("(PhaseConfig(4, objective=CausalLM(model=Llama(num_layers=2))), PhaseConfig(4))", "its model has num_layers 2"),
-    ("(PhaseConfig(4, objective=CausalLM()), PhaseConfig(4))", "phase 1 of train.phases: its model has embeddings/"),
+    ("(PhaseConfig(4, objective=CausalLM()), PhaseConfig(4))", "phase 1 of train.phases: its model has decoder, embed"),
     ("(PhaseConfig(4, objective=CausalLM(model=Llama(tied_head=True))), PhaseConfig(4))", "its model has tied_head"),
     ("(PhaseConfig(4, fields={'data.temperature': 2.0}), PhaseConfig(4))", "are for a mixture of texts"),
 ])
