@@ -9,7 +9,7 @@ earlier phases.
 Command:     jaxlm pretrain configs/mmbert_tiny.py --run-dir runs/mmbert_tiny --data.source english.jsonl,korean.jsonl
              jaxlm fill-mask runs/mmbert_tiny "It was the largest [MASK] of the country."
 Hardware:    two CPU cores
-Parameters:  1,627,904 with a vocabulary of 8,192
+Parameters:  1,631,488 with a vocabulary of 8,192
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, PhaseConfig, TrainConfig

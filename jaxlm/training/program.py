@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -67,14 +68,14 @@ class Update(NamedTuple):
 
 def make_update(
     objective: Objective, train: TrainConfig, optimizer: OptimizerConfig, mesh: Mesh,
-    schedule_span: tuple[int, int] | None = None, run_params: Params | None = None,
+    phase: Phase | None = None, run_params: Params = MappingProxyType({}),
 ) -> Update:
     """Return the optimizer of an objective and the shapes of its state; see `Program`.
 
-    The state of a phase has the parameters of its run, whose shapes are `run_params`.
+    The state of a `phase` has the parameters of its run, whose shapes are `run_params`.
     """
     check_batch(train.batch_size, train.accumulate, mesh, objective.row_group)
-    after, steps = schedule_span or (0, train.steps)
+    after, steps = phase.schedule_span() if phase else (0, train.steps)
     config, model = optimizer.with_warmup(steps), objective.model
     frozen_params = (*objective.frozen_params, *config.freeze)
     optimizer = make_optimizer(config, steps, model.input_params, frozen_params, model.decay_above_layers, after)
@@ -85,8 +86,8 @@ def make_update(
         return state._replace(average=params) if config.average else state
 
     params = jax.eval_shape(objective.init, jax.random.key(0))
-    unused = () if run_params is None else _unused_params(params, run_params)
-    shapes: TrainState = jax.eval_shape(new_state, params if run_params is None else run_params)
+    unused = _unused_params(phase, params, run_params) if phase else ()
+    shapes: TrainState = jax.eval_shape(new_state, run_params if phase else params)
     _check_patterns(config.freeze, shapes.params)
     if config.name == "muon" and "muon" not in jax.tree.leaves(muon_labels(shapes.params)):
         raise UserError(
@@ -96,14 +97,12 @@ def make_update(
     return Update(optimizer, make_schedule(config, steps, after), frozen_params, unused, new_state, shapes)
 
 
-def _unused_params(params: Params, of_run: Params) -> tuple[str, ...]:
-    """Return the paths of a run's parameters that a phase does not have; raise UserError for others that it has."""
+def _unused_params(phase: Phase, params: Params, of_run: Params) -> tuple[str, ...]:
+    """Return the paths of the run's parameters that a phase does not have; raise UserError for others that it has."""
     ours, theirs = ({path: get(tree, path).shape for path in paths(tree)} for tree in (params, of_run))
     if different := {path for path, shape in ours.items() if theirs.get(path) != shape}:
-        raise UserError(
-            f"its model has {', '.join(subtrees(different, ours))}, which the run's does not have in that shape, and a "
-            "phase adds no parameters; begin another run with --init-from."
-        )
+        raise UserError(f"{', '.join(phase.changes)} would change the parameters {', '.join(subtrees(different, ours))}"
+                        ", which a phase cannot; begin another run with --init-from.")
     return tuple(path for path in theirs if path not in ours)
 
 
@@ -122,14 +121,14 @@ def check_program(experiment: Experiment, mesh: Mesh) -> None:
     for phase in experiment.phases:
         with phase.named():
             if phase.changes:
-                _require_same_state(phase, shapes(phase.experiment, phase.schedule_span(), of_run.params), of_run)
+                _require_same_state(phase, shapes(phase.experiment, phase, of_run.params), of_run)
 
 
 def _require_same_state(phase: Phase, shapes: TrainState, of_run: TrainState) -> None:
     """Raise UserError if a phase changes the shapes of the run's state."""
     if jax.tree.flatten(shapes) != jax.tree.flatten(of_run):
-        raise UserError(f"{', '.join(phase.changes)} would change what the optimizer stores of the parameters, or the "
-                        "memory of a stream, which a phase cannot; begin another run with --init-from.")
+        raise UserError(f"{', '.join(phase.changes)} would change the parameters or what the optimizer stores of them, "
+                        "which a phase cannot; begin another run with --init-from.")
 
 
 class Program:
@@ -160,7 +159,7 @@ class Program:
         self.objective, self.mesh, self.train, self._phases = objective, mesh, train, phases
         self._programs: dict[int, Program] = {}
         self._counts_flops = not optimizer.freeze  # a step may leave out the backward pass of frozen layers
-        of_phase = (phase.schedule_span(), run.shapes.params) if phase else ()
+        of_phase = (phase, run.shapes.params) if phase else ()
         update = make_update(objective, train, optimizer, mesh, *of_phase)
         self.optimizer, self.schedule, self.frozen_params, self.unused_params, self._new_state, self.shapes = update
         self.average = optimizer.average
