@@ -45,6 +45,14 @@ def paths(tree: Params, prefix: str = "") -> Iterator[str]:
             yield prefix + name
 
 
+def only(tree: Params, chosen: Iterable[str]) -> Params:
+    """Return the leaves of the paths `chosen`."""
+    found: Params = {}
+    for path in chosen:
+        put(found, path, get(tree, path))
+    return found
+
+
 def path_string(path: tuple[Any, ...]) -> str:
     """Return a path of jax.tree_util as "a/b/c"."""
     return jax.tree_util.keystr(path, simple=True, separator="/")

@@ -87,6 +87,10 @@ class PhaseConfig:
     """Rows of a batch (`train.batch_size`); None: as many tokens a batch as the run."""
     fields: Mapping[str, Any] | tuple[tuple[str, Any], ...] = ()
     """Values of other fields, by dotted names such as "optimizer.learning_rate"; given as a dictionary."""
+    objective: Objective | None = None
+    """Objective of its own on the run's parameters, for presets alone; None: the run's. Its model names a class, whose
+    fields are those of the run's model. Parameters that it does not use are left alone; it may not add any. Held-out
+    text is evaluated with it, too."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fields", tuple(dict(self.fields).items()))
@@ -99,13 +103,13 @@ class PhaseConfig:
         sizes = [self.steps, *([rest.pop("data.length")] if "data.length" in rest else [])]
         if len(sizes) > 1 and "train.batch_size" in rest:
             sizes.append(rest.pop("train.batch_size"))
-        return " ".join(["x".join(map(str, sizes)), *(f"{name}={value}" for name, value in rest.items())])
+        return " ".join(["x".join(map(str, sizes)), *(f"{name}={_shown(value)}" for name, value in rest.items())])
 
     @property
     def changes(self) -> dict[str, Any]:
         """The values that it sets, by dotted names."""
-        sizes = {"data.length": self.length, "train.batch_size": self.batch_size}
-        return {name: value for name, value in sizes.items() if value is not None} | dict(self.fields)
+        parts = {"objective": self.objective, "data.length": self.length, "train.batch_size": self.batch_size}
+        return {name: value for name, value in parts.items() if value is not None} | dict(self.fields)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,10 +126,12 @@ class TrainConfig:
     """Phases of the run. As a flag, with commas between: STEPS, STEPSxLENGTH or STEPSxLENGTHxBATCH each, as in
     '700x16, 800' (attention is learnt sooner over short rows, and costs less). The last one ends with `steps`. A length
     without a batch has as many tokens a batch as the run. FIELD=VALUE after them sets any field of objective and
-    optimizer that leaves shapes as they are, or train.accumulate, as in '800x128 optimizer.learning_rate=3e-4'; what a
-    phase does not set is the run's. A phase that sets optimizer.schedule, warmup_…, decay_… or final_share has a
-    learning-rate schedule of its own, over its own steps; all others share one over the whole run, which
-    optimizer.learning_rate scales. Evaluation is at the run's length, batch and rates. Phases that have not begun may
+    optimizer that leaves shapes as they are, train.accumulate, data.temperature, or data.source (some sources of the
+    run's mixture), as in '800x128 optimizer.learning_rate=3e-4'; what a phase does not set is the run's. In a preset a
+    phase may also have an objective of its own (see `PhaseConfig`). A phase that sets optimizer.schedule, warmup_…,
+    decay_… or final_share has a learning-rate schedule of its own, over its own steps; all others share one over the
+    whole run, which optimizer.learning_rate scales. Evaluation is at the run's length, batch, rates and shares, but
+    with the phase's own objective. Phases that have not begun may
     change when a run is resumed. Empty: none."""
     decay_steps: int = field(0, range="[0, inf)")
     """Steps of a run that only decays the learning rate of another one to `optimizer.final_share`: it goes on from the
@@ -207,12 +213,28 @@ class Phase(NamedTuple):
     def __str__(self) -> str:
         """Return the shape of its batches and the other values that it sets: "32 x 128 (objective.mask_rate 0.3)"."""
         e, shape = self.experiment, ("data.length", "train.batch_size")
-        others = ", ".join(f"{name} {value}" for name, value in self.changes.items() if name not in shape)
+        others = ", ".join(f"{name} {_shown(value)}" for name, value in self.changes.items() if name not in shape)
         return f"{e.train.batch_size} x {e.data.length}" + (f" ({others})" if others else "")
 
     def sets(self, *prefixes: str) -> bool:
         """Return whether it sets a field whose dotted name begins with one of `prefixes`."""
         return any(name.startswith(prefixes) for name in self.changes)
+
+    @property
+    def has_objective(self) -> bool:
+        """Whether it has an objective of its own."""
+        return "objective" in self.changes
+
+    @property
+    def shares(self) -> tuple[Any, Any]:
+        """What decides the shares of a mixture."""
+        data = self.experiment.data
+        return data.source, getattr(data, "temperature", 0.0)
+
+    @property
+    def has_shares(self) -> bool:
+        """Whether it has other shares of the run's mixture."""
+        return self.sets("data.source", "data.temperature")
 
     @property
     def has_schedule(self) -> bool:
@@ -253,6 +275,12 @@ class Experiment:
         """The command of `jaxlm` that trains it."""
         return self.objective.command
 
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """Special tokens that the objectives of all phases need beyond those of every trained tokenizer."""
+        objectives = [self.objective, *(phase.objective for phase in self.train.phases if phase.objective)]
+        return tuple(dict.fromkeys(name for objective in objectives for name in objective.symbols))
+
     @functools.cached_property
     def phases(self) -> tuple[Phase, ...]:
         """The phases of `train.phases`; without any, the whole run is one."""
@@ -283,18 +311,23 @@ class Experiment:
 
         A length without a batch size gets one with as many tokens as this batch.
         """
-        own, constants = self, f"objective.{self.objective.constants_field}"
-        fields = {s.name: s for s in settings(self) if s.name.startswith(_OF_PHASE) and s.name != constants}
+        changes, own = dict(changes), self
+        if objective := changes.pop("objective", None):
+            own = dataclasses.replace(self, objective=self.objective.for_phase(objective))
+        constants = f"objective.{own.objective.constants_field}"
+        fields = {s.name: s for s in settings(own) if s.name.startswith(_OF_PHASE) and s.name != constants}
         for name, value in changes.items():
             if name not in fields or dataclasses.is_dataclass(fields[name].value) or "vocabulary" in fields[name].marks:
-                raise UserError(f"{name} is no field that a phase can set; those are data.length, train.batch_size, "
-                                "train.accumulate, and fields of objective and optimizer.")
+                raise UserError(f"{name} is no field that a phase can set; those are data.length, data.source, "
+                                "data.temperature, train.batch_size, train.accumulate, and fields of objective and "
+                                "optimizer.")
             check_type(fields[name]._replace(value=value))
             own = with_value(own, name, value)
         has_schedule = any(name.startswith(_OF_SCHEDULE) for name in changes)
         if has_schedule and own.optimizer.warmup_share and "optimizer.warmup_steps" not in changes:
             own = with_value(own, "optimizer.warmup_steps", None)  # a share of the phase's own steps
         own.data.validate()
+        self.data.check_phase(own.data)
         if "data.length" not in changes or "train.batch_size" in changes:
             return own
         rows, length, own_length = self.train.batch_size, self.data.length, own.data.length
@@ -325,6 +358,11 @@ class Experiment:
             raise UserError(
                 "train.best_by and train.patience need held-out data; set --data.held-out, or leave them out."
             )
+        if t.uses_best and any(phase.objective for phase in t.phases):
+            raise UserError(
+                "train.best_by and train.patience compare evaluations of one objective, and a phase has another; leave "
+                "them out."
+            )
         if t.sample_every and (not self.objective.answer_kind or self.objective.scores_rows):
             raise UserError(
                 "train.sample_every is for pretraining of models that fill masks or write text; leave it at 0 for "
@@ -339,7 +377,9 @@ class Experiment:
                 phase.experiment.validate()
 
 
-_OF_PHASE = ("objective.", "optimizer.", "data.length", "train.batch_size", "train.accumulate")
+_OF_PHASE = (
+    "objective.", "optimizer.", "data.length", "data.source", "data.temperature", "train.batch_size", "train.accumulate"
+)
 """Beginnings of the names of the fields that a phase may set. `Program.at` refuses those that change the state."""
 _OF_SCHEDULE = tuple(f"optimizer.{name}" for name in ("schedule", "warmup_", "decay_", "final_share"))
 """Beginnings of the names of the fields with which a phase begins a learning-rate schedule of its own."""
@@ -366,6 +406,11 @@ def _literal(text: str) -> Any:
     with contextlib.suppress(ValueError, SyntaxError):
         return ast.literal_eval(text)
     return text
+
+
+def _shown(value: Any) -> str:
+    """Return the text of a value of a phase; an objective is its class."""
+    return type(value).__name__ if dataclasses.is_dataclass(value) else str(value)
 
 
 def _is_range(steps: str) -> bool:

@@ -14,6 +14,7 @@ import numpy as np
 from etils import epath
 
 from jaxlm.data.batches import Batches
+from jaxlm.errors import UserError
 from jaxlm.fields import check_ranges
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -84,6 +85,10 @@ class Source(Protocol):
         """Token statistics of the splits."""
         ...
 
+    def of_phase(self, data: Data) -> Source:
+        """Return this mixture in the shares of a phase, which `Data.check_phase` has checked."""
+        ...
+
     def batches(self, split: str, batch_size: int, row_format: RowFormat, seed: int) -> Batches:
         """Return shuffled batches.
 
@@ -142,6 +147,11 @@ class Data:
 
     def check_format(self, row_format: RowFormat) -> None:
         """Raise UserError if the data cannot be cut into such rows; it is asked before the data is read."""
+
+    def check_phase(self, data: Data) -> None:
+        """Raise UserError unless the rows of a phase, configured by `data`, are read from this data."""
+        if data.source != self.source:
+            raise UserError("data.source of a phase is for a mixture of texts; leave it out.")
 
     def parts(self) -> Sequence[Any]:
         """Return the parts of a text (`jaxlm.data.parts.Part`), which are tokenized one by one; none without text."""

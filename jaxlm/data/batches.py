@@ -50,6 +50,7 @@ class Batches:
     Attributes:
         table: rows to draw from.
         batch_size: rows of a batch over all hosts.
+        first: place in the sequence of rows at which batch 0 begins.
         raw_length: tokens of a row.
         num_rows: number of rows to draw from.
         parts: batches of each source of a mixture.
@@ -81,7 +82,7 @@ class Batches:
         self._seed = seed
         self._is_stream = stream
         self._rows_per_part = 2 if both_ways else 1
-        self._first = 0
+        self.first = 0
         self.batch_size = batch_size
         self.raw_length = table.length
         self.num_rows = table.count
@@ -89,7 +90,7 @@ class Batches:
     def after(self, rows: int, batch_size: int) -> Self:
         """Return batches of `batch_size` that go on after the first `rows` rows; those of a stream keep their size."""
         later = copy.copy(self)
-        later._first, later.batch_size = rows, batch_size
+        later.first, later.batch_size = rows, batch_size
         return later
 
     def read_length(self, length: int) -> int:
@@ -101,9 +102,9 @@ class Batches:
         self._require_rows()
         row_numbers = np.arange(self.batch_size)[local]
         if self._is_stream:
-            step += self._first // self.batch_size
+            step += self.first // self.batch_size
             return self.table.read(self._in_stream(step, row_numbers, self.batch_size, self._seed))
-        return self.table.read(self.shuffled(self._first + step * self.batch_size + row_numbers))
+        return self.table.read(self.shuffled(self.first + step * self.batch_size + row_numbers))
 
     def shuffled(self, place: np.ndarray) -> np.ndarray:
         """Return the row numbers at places of the endless sequence of shuffled epochs."""

@@ -9,13 +9,14 @@ gives every row once per epoch, and the rows of any step take O(BLOCK) to find.
 from __future__ import annotations
 
 import collections
+import copy
 import functools
 import hashlib
 import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from etils import epath
@@ -98,6 +99,28 @@ def shares_of(weights: Sequence[float], sizes: Sequence[int], temperature: float
     return np.round(values / values.sum(), 12)
 
 
+def weights_of_phase(items: Sequence[str], source: str, temperature: float) -> tuple[list[float], float]:
+    """Return the weight of each of a mixture's `items` in a phase, and its temperature, which decides all above 0.
+
+    Args:
+        items: the sources of the run.
+        source: those of the phase, with weights or a temperature; the others have the weight 0.
+        temperature: of the phase.
+
+    Raises:
+        UserError: the run is no mixture, or the phase has a source that it has not.
+    """
+    if len(items) < 2:
+        raise UserError("data.source and data.temperature of a phase are for a mixture of texts; leave them out.")
+    if source in items:
+        return [float(item == source) for item in items], 0.0
+    found = {item: weight or 1.0 for item, weight in parse_mixture(source, temperature).values()}
+    if other := [item for item in found if item not in items]:
+        raise UserError(f"data.source of a phase has {other[0]}, which is no source of the run; give some of "
+                        f"{', '.join(items)}, with weights or data.temperature.")
+    return [found.get(item, 0.0) for item in items], temperature
+
+
 def quotas(shares: np.ndarray, size: int) -> np.ndarray:
     """Return the largest-remainder rounding of `shares` of `size`: int64 [sources] with the sum `size`."""
     exact = shares / shares.sum() * size
@@ -167,9 +190,10 @@ class MixedBatches(Batches):
         Raises:
             UserError: a source has too small a share to get one.
         """
-        counts = quotas(np.array([self.shares.get(name, 0) / each for name, each in self.mean_lengths.items()]), BLOCK)
-        if not counts.all():
-            name = list(self.parts)[np.argmin(counts)]
+        rates = np.array([self.shares.get(name, 0) / each for name, each in self.mean_lengths.items()])
+        counts = quotas(rates, BLOCK)
+        if not counts[rates > 0].all():
+            name = list(self.parts)[np.argmin(np.where(rates > 0, counts, BLOCK))]
             raise UserError(f"{name} would get less than one of {BLOCK:,} rows; raise its weight, or leave it out.")
         return tuple(counts.tolist())
 
@@ -180,8 +204,19 @@ class MixedBatches(Batches):
             more = np.bincount(_block(self.quotas, self._seed, blocks)[0][:rest], minlength=len(self.quotas))
             return blocks * np.array(self.quotas) + more
 
-        counts = before(self._first + rows) - before(self._first)
+        counts = before(self.first + rows) - before(self.first)
         return dict(zip(self.parts, counts.tolist(), strict=True))
+
+    def beyond(self, draws: Iterable[tuple[Batches, int]]) -> Self:
+        """Return batches that go on with each source after what other batches of this mixture have read of it.
+
+        Args:
+            draws: those batches, and how many of their rows are read.
+        """
+        counts = sum((collections.Counter(batches.drawn(rows)) for batches, rows in draws), collections.Counter())
+        later = copy.copy(self)
+        later.parts = {name: part.after(counts[name], self.batch_size) for name, part in self.parts.items()}
+        return later
 
     def shuffled(self, place: np.ndarray) -> np.ndarray:
         counts, (block, slot) = np.array(self.quotas), np.divmod(place, BLOCK)
@@ -192,16 +227,18 @@ class MixedBatches(Batches):
             number[here] = each * counts[label[here]] + rank
         for source, part in enumerate(self.parts.values()):
             chosen = label == source
-            index[chosen] = self.table.starts[source] + part.shuffled(number[chosen])
+            index[chosen] = self.table.starts[source] + part.shuffled(part.first + number[chosen])
         return index
 
 
 class Mixture:
     """Token stores of several sources, read in fixed shares; see `jaxlm.data.base.Source`."""
 
-    def __init__(self, stores: Mapping[str, Store], weights: Sequence[float], temperature: float) -> None:
-        """Compute the shares of `stores` in the tokens; see `shares_of`."""
-        self.stores = stores
+    def __init__(
+        self, stores: Mapping[str, Store], weights: Sequence[float], temperature: float, items: Sequence[str] = ()
+    ) -> None:
+        """Compute the shares of `stores` in the tokens; see `shares_of`. `items` are their names in `--data.source`."""
+        self.stores, self._items = stores, items
         shares = shares_of(weights, [store.train.num_tokens for store in stores.values()], temperature)
         self.shares = dict(zip(stores, shares.tolist(), strict=True))
         facts = [[name, store.fingerprint, self.shares[name]] for name, store in stores.items()]
@@ -231,6 +268,16 @@ class Mixture:
         sizes = [(self.shares[name], store.counts(split).sum(), figure(store)) for name, store in self.stores.items()]
         found = sum(share for share, size, _ in sizes if size)
         return sum(share / max(found, 1e-12) * each / max(1, size) for share, size, each in sizes)
+
+    def of_phase(self, data: Any) -> Mixture:
+        """Return the mixture in the shares of a phase, to train on; see `jaxlm.data.base.Source`."""
+        weights, temperature = weights_of_phase(self._items, data.source, data.temperature)
+        chosen = {name: weight for name, weight in zip(self.stores, weights, strict=True) if weight}
+        sizes = [self.stores[name].train.num_tokens for name in chosen]
+        shares = dict(zip(chosen, shares_of([*chosen.values()], sizes, temperature).tolist(), strict=True))
+        phase = copy.copy(self)
+        phase.shares = dict.fromkeys(self.stores, 0.0) | shares
+        return phase
 
     def batches(self, split: str, batch_size: int, row_format: RowFormat, seed: int) -> Batches:
         """Return batches of windows; see `jaxlm.data.base.Source` and `Store.batches`."""

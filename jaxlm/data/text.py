@@ -18,7 +18,7 @@ from jaxlm.data.describe import describe_text
 from jaxlm.data.duplicates import FORMAT as KEYS_FORMAT
 from jaxlm.data.duplicates import Deduplicate, Keys, find_duplicates
 from jaxlm.data.engine import Work, jobs_of, missing_jobs, run_jobs
-from jaxlm.data.mixture import Mixture, parse_mixture, shares_of
+from jaxlm.data.mixture import Mixture, parse_mixture, shares_of, weights_of_phase
 from jaxlm.data.parts import Part, Reader, sample
 from jaxlm.data.rows import kind_of
 from jaxlm.data.shards import Shards
@@ -132,6 +132,12 @@ class TextData(Data):
         if row_format.stride and "" not in parse_mixture(self.source, self.temperature):
             raise UserError("This objective reads a text in its order; leave weights and --data.temperature out.")
 
+    def check_phase(self, data: Data) -> None:
+        """Raise UserError unless a phase has sources of this mixture; see `jaxlm.data.base.Data`."""
+        if data != dataclasses.replace(self, length=data.length):
+            items = [item for item, _ in parse_mixture(self.source, self.temperature).values()]
+            weights_of_phase(items, data.source, data.temperature)
+
     def parts(self) -> list[Part]:
         """Return the parts of the text, of one source after the other."""
         return _parts_of(self._sources())
@@ -160,7 +166,8 @@ class TextData(Data):
             if corpus.remark:
                 report(f"{corpus.source}: {corpus.remark}" if len(sources) > 1 else corpus.remark)
         stores = self._stores(sources, tokenizer, report)
-        return stores.get("") or Mixture(stores, [weight for *_, weight in sources.values()], self.temperature)
+        items, weights = zip(*((data.source, weight) for data, _, weight in sources.values()), strict=True)
+        return stores.get("") or Mixture(stores, weights, self.temperature, items)
 
     def describe(self, tokenizer: Tokenizer, report: Report = print) -> None:
         """Report on each source, from its store and a sample; see `jaxlm.data.base.Data`."""

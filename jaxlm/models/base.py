@@ -186,6 +186,11 @@ class Model:
         """Return a copy with other values of the `execution` fields; the model ignores fields that it lacks."""
         return dataclasses.replace(self, **{name: changes[name] for name in self.execution if name in changes})
 
+    def as_type(self, kind: type[Model]) -> Model:
+        """Return the model of another class, with this model's value of each field that both have."""
+        names = {item.name for item in dataclasses.fields(kind)}
+        return kind(**{f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name in names})
+
     def for_vocabulary(self, vocabulary: Vocabulary) -> Self:
         """Return a copy with the vocabulary size of `vocabulary`."""
         return dataclasses.replace(self, vocab_size=vocabulary.rows(self.vocab_size, self.vocab_multiple))

@@ -170,6 +170,27 @@ class Objective:
             )
         return dataclasses.replace(self, model=with_options(pretrained, model))
 
+    def for_phase(self, objective: Objective) -> Objective:
+        """Return the objective of a phase of this one's run: its model with the fields of this model, bound as this is.
+
+        Raises:
+            UserError: It is a task, has a teacher, or its model has fields of its own.
+        """
+        if self.command != "pretrain" or objective.command != "pretrain" or getattr(objective, "teacher", ""):
+            raise UserError("its objective is a task or has a teacher, which is for a run of its own with --init-from.")
+        model = self.model.as_type(type(objective.model))
+        for item in dataclasses.fields(model):
+            given = getattr(objective.model, item.name)
+            if given not in (item.default, getattr(model, item.name)):
+                raise UserError(
+                    f"its model has {item.name} {given}, and the run's {getattr(model, item.name)}; leave it out, or "
+                    f"set objective.model.{item.name} among the fields of the phase."
+                )
+        objective = dataclasses.replace(objective, model=model)
+        if not isinstance(self, Bound):
+            return objective
+        return objective.bind_unchecked(self.vocabulary, self.statistics, load=self.load)
+
     def check(self, vocabulary: Vocabulary, length: int) -> None:
         """Raise UserError if the vocabulary lacks a special token, or the length (`--data.length`) does not suit."""
 

@@ -53,7 +53,8 @@ class Setup:
         """
         e, run, pretrained = self.experiment, self.run, self.pretrained
         data = e.data
-        data.check_format(e.objective.row_format(data.length))
+        for phase in e.phases:
+            data.check_format(phase.experiment.objective.row_format(phase.experiment.data.length))
         if jax.process_count() > 1:  # one process alone tokenizes all of it in `open`
             together(
                 lambda: data.tokenize(self.tokenizer, jax.process_index(), jax.process_count(), report),
@@ -139,7 +140,7 @@ def set_up(
     experiment, pretrained = resolved
     objective = experiment.objective
     if use_stand_in and run.tokenizer_folder is None:
-        tokenizer, vocabulary = None, Vocabulary.stand_in(objective.model.vocab_size, objective.symbols)
+        tokenizer, vocabulary = None, Vocabulary.stand_in(objective.model.vocab_size, experiment.symbols)
     else:
         tokenizer = find_tokenizer(resolved, run, report)
         vocabulary = tokenizer.vocabulary
@@ -165,7 +166,7 @@ def _check_phase(phase: Phase, experiment: Experiment, vocabulary: Vocabulary) -
 
 def find_tokenizer(resolved: Resolved, run: RunFolder, report: Report = print) -> Tokenizer:
     """Return the tokenizer of the pretrained model or of the run; otherwise the one that the data names or trains."""
-    data, symbols = resolved.experiment.data, resolved.experiment.objective.symbols
+    data, symbols = resolved.experiment.data, resolved.experiment.symbols
     if resolved.pretrained is not None:
         return resolved.pretrained.tokenizer.with_symbols(symbols)
     if run.tokenizer_folder is None:

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from jaxlm.config.experiment import Experiment, Phase
 from jaxlm.data.base import RowFormat, Source
 from jaxlm.data.batches import Batches
+from jaxlm.objectives.base import Objective
 from jaxlm.parallel.rows import local_rows, place_rows
 from jaxlm.parallel.rules import batch_sharding
 
@@ -25,19 +26,28 @@ class Stage(NamedTuple):
     row_format: RowFormat
     batches: Batches
 
+    @property
+    def rows(self) -> int:
+        """Number of rows that it reads; only the last phase has no end."""
+        return (self.phase.last - self.phase.after) * self.batches.batch_size
+
 
 def stages_of(source: Source, experiment: Experiment) -> list[Stage]:
-    """Return the stages of all phases. One goes on after the rows that earlier ones of the same format read."""
+    """Return the stages of all phases. One goes on after the rows that earlier ones of the same format read.
+
+    Of a mixture in other shares it goes on with each source.
+    """
     stages: list[Stage] = []
     for phase in experiment.phases:
         e = phase.experiment
         row_format, batch_size = e.objective.row_format(e.data.length), e.train.batch_size
-        same = [stage for stage in stages if stage.row_format == row_format]
-        if same:
-            read = sum((stage.phase.last - stage.phase.after) * stage.batches.batch_size for stage in same)
-            batches = same[0].batches.after(read, batch_size)
-        else:
-            batches = source.batches("train", batch_size, row_format, e.train.seed)
+        own = source.of_phase(e.data) if phase.has_shares else source
+        earlier = [stage for stage in stages if stage.row_format == row_format]
+        same = [stage for stage in earlier if stage.phase.shares == phase.shares]
+        batches = same[0].batches if same else own.batches("train", batch_size, row_format, e.train.seed)
+        batches = batches.after(sum(stage.rows for stage in same), batch_size)
+        if len(same) < len(earlier):
+            batches = batches.beyond([(stage.batches, stage.rows) for stage in earlier if stage not in same])
         stages.append(Stage(phase, row_format, batches))
     return stages
 
@@ -52,10 +62,10 @@ class Feed:
 
     def __init__(self, source: Source, experiment: Experiment, mesh: Mesh) -> None:
         """Open the batches of `source`; the objective of `experiment` is bound."""
-        t, length = experiment.train, experiment.data.length
-        self.source, self.length, self._train = source, length, t
+        self.source, self.length, self._train = source, experiment.data.length, experiment.train
+        self._objective = experiment.objective
         self._stages = stages_of(source, experiment)
-        self._held_out = source.batches("held_out", t.batch_size, experiment.objective.row_format(length), t.seed)
+        self._held_out = self._held_out_rows(experiment.objective.row_format(self.length))
         self._sharding = batch_sharding(mesh)
 
     def after(self, step: int) -> Iterator[Any]:
@@ -104,9 +114,15 @@ class Feed:
         """Share of each source of a mixture in the figures of an evaluation; one source has the name ""."""
         return self._held_out.shares
 
-    def held_out(self, source: str = "") -> Iterator[Any]:
-        """Return the batches of an evaluation on a source, the same each time."""
-        t, batches = self._train, self._held_out.parts.get(source, self._held_out)
+    def _held_out_rows(self, row_format: RowFormat) -> Batches:
+        return self.source.batches("held_out", self._train.batch_size, row_format, self._train.seed)
+
+    def held_out(self, source: str = "", objective: Objective | None = None) -> Iterator[Any]:
+        """Return the batches of an evaluation on a source, by default with the run's objective, the same each time."""
+        row_format = (objective or self._objective).row_format(self.length)
+        is_run = row_format == self._objective.row_format(self.length)
+        all_rows = self._held_out if is_run else self._held_out_rows(row_format)
+        t, batches = self._train, all_rows.parts.get(source, all_rows)
         local = local_rows(self._sharding, batches.batch_size)
         return self._placed(batches.evaluation(t.batch_size, t.eval_batches, local), batches, local)
 

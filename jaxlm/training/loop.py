@@ -93,7 +93,7 @@ def train(
             log.write(step, figures)
             if figures:
                 history[step] = figures[t.criterion]
-                log.progress.note(evaluation_line(step, figures, program, feed, history))
+                log.progress.note(evaluation_line(step, figures, current, feed, history))
             if should_sample:
                 with log.clock.during("evaluation"):
                     log.write_samples(step, sample(current.eval_objective, state.eval_params))
@@ -198,7 +198,7 @@ def evaluate(program: Program, state: TrainState, feed: Feed) -> dict[str, float
     name, parts = program.train.best_by, {}
     for source in feed.held_out_shares:
         totals, memory = Totals(), program.initial_memory()
-        for index, batch in enumerate(feed.held_out(source)):
+        for index, batch in enumerate(feed.held_out(source, program.eval_objective)):
             terms, memory = program.eval_step(state.eval_params, batch, np.int32(index), program.constants, memory)
             totals.add(terms)
         parts[source] = {"loss": totals.loss()} | totals.means()
@@ -206,7 +206,7 @@ def evaluate(program: Program, state: TrainState, feed: Feed) -> dict[str, float
     for figure in dict.fromkeys(figure for part in parts.values() for figure in part):
         found = [(feed.held_out_shares[source], part[figure]) for source, part in parts.items() if figure in part]
         figures[figure] = sum(share * value for share, value in found) / sum(share for share, _ in found)
-    primary = program.objective.primary_metric
+    primary = program.eval_objective.primary_metric
     figures |= {f"{source}_{primary}": part[primary] for source, part in parts.items() if source and primary in part}
     if program.objective.scores_rows and name and not name.endswith("loss"):
         figures |= program.objective.score_rows(state.eval_params, feed.source, feed.length, program.train.batch_size)
@@ -222,7 +222,7 @@ def evaluation_line(
 
     `history` has the criterion's figure of every evaluation so far.
     """
-    objective, t = program.objective, program.train
+    objective, t = program.eval_objective, program.train
     name = t.best_by or objective.primary_metric
     others = "  ".join(f"{key} {value:.4f}" for key, value in figures.items() if key not in ("loss", name))
     entropy = feed.source.statistics.unigram_entropy

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -26,7 +27,7 @@ from jaxlm.parallel.compiler import compiler_options
 from jaxlm.parallel.mesh import check_batch
 from jaxlm.parallel.rules import batch_sharding, replicated, shardings
 from jaxlm.training.optimizers import make_optimizer, make_schedule, muon_labels
-from jaxlm.trees import matches_patterns, path_string, paths
+from jaxlm.trees import get, matches_patterns, path_string, paths, subtrees
 from jaxlm.types import Params
 
 
@@ -58,6 +59,8 @@ class Update(NamedTuple):
     optimizer: optax.GradientTransformation
     schedule: optax.Schedule
     frozen_params: tuple[str, ...]
+    unused_params: tuple[str, ...]
+    """Paths of the parameters of the run that a phase does not have."""
     new_state: Callable[[Params], TrainState]
     """Returns the state of step 0."""
     shapes: TrainState
@@ -65,11 +68,14 @@ class Update(NamedTuple):
 
 def make_update(
     objective: Objective, train: TrainConfig, optimizer: OptimizerConfig, mesh: Mesh,
-    schedule_span: tuple[int, int] | None = None,
+    phase: Phase | None = None, run_params: Params = MappingProxyType({}),
 ) -> Update:
-    """Return the optimizer of an objective and the shapes of its state; see `Program`."""
+    """Return the optimizer of an objective and the shapes of its state; see `Program`.
+
+    The state of a `phase` has the parameters of its run, whose shapes are `run_params`.
+    """
     check_batch(train.batch_size, train.accumulate, mesh, objective.row_group)
-    after, steps = schedule_span or (0, train.steps)
+    after, steps = phase.schedule_span() if phase else (0, train.steps)
     config, model = optimizer.with_warmup(steps), objective.model
     frozen_params = (*objective.frozen_params, *config.freeze)
     optimizer = make_optimizer(config, steps, model.input_params, frozen_params, model.decay_above_layers, after)
@@ -79,14 +85,25 @@ def make_update(
         state = TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), memory)
         return state._replace(average=params) if config.average else state
 
-    shapes: TrainState = jax.eval_shape(lambda key: new_state(objective.init(key)), jax.random.key(0))
+    params = jax.eval_shape(objective.init, jax.random.key(0))
+    unused = _unused_params(phase, params, run_params) if phase else ()
+    shapes: TrainState = jax.eval_shape(new_state, run_params if phase else params)
     _check_patterns(config.freeze, shapes.params)
     if config.name == "muon" and "muon" not in jax.tree.leaves(muon_labels(shapes.params)):
         raise UserError(
             f"optimizer.name muon is for the kernels of stacked layers, which {type(model).__name__} has none of; "
             "choose adamw, or another one."
         )
-    return Update(optimizer, make_schedule(config, steps, after), frozen_params, new_state, shapes)
+    return Update(optimizer, make_schedule(config, steps, after), frozen_params, unused, new_state, shapes)
+
+
+def _unused_params(phase: Phase, params: Params, of_run: Params) -> tuple[str, ...]:
+    """Return the paths of the run's parameters that a phase does not have; raise UserError for others that it has."""
+    ours, theirs = ({path: get(tree, path).shape for path in paths(tree)} for tree in (params, of_run))
+    if different := {path for path, shape in ours.items() if theirs.get(path) != shape}:
+        raise UserError(f"{', '.join(phase.changes)} would change the parameters {', '.join(subtrees(different, ours))}"
+                        ", which a phase cannot; begin another run with --init-from.")
+    return tuple(path for path in theirs if path not in ours)
 
 
 def check_program(experiment: Experiment, mesh: Mesh) -> None:
@@ -97,14 +114,14 @@ def check_program(experiment: Experiment, mesh: Mesh) -> None:
     if experiment.train.steps is None:
         experiment = with_value(experiment, "train.steps", experiment.phases[-1].after + 1)
 
-    def shapes(e: Experiment, schedule_span: tuple[int, int] | None = None) -> TrainState:
-        return make_update(e.objective, e.train, e.optimizer, mesh, schedule_span).shapes
+    def shapes(e: Experiment, *of_phase: Any) -> TrainState:
+        return make_update(e.objective, e.train, e.optimizer, mesh, *of_phase).shapes
 
     of_run = shapes(experiment)
     for phase in experiment.phases:
         with phase.named():
             if phase.changes:
-                _require_same_state(phase, shapes(phase.experiment, phase.schedule_span()), of_run)
+                _require_same_state(phase, shapes(phase.experiment, phase, of_run.params), of_run)
 
 
 def _require_same_state(phase: Phase, shapes: TrainState, of_run: TrainState) -> None:
@@ -119,7 +136,7 @@ class Program:
 
     def __init__(
         self, objective: Bound, train: TrainConfig, optimizer: OptimizerConfig, mesh: Mesh,
-        phases: Sequence[Phase] = (), schedule_span: tuple[int, int] | None = None, run: Program | None = None,
+        phases: Sequence[Phase] = (), phase: Phase | None = None, run: Program | None = None,
     ) -> None:
         """Build the jitted steps.
 
@@ -129,8 +146,9 @@ class Program:
             optimizer: The optimizer and its schedule.
             mesh: Devices.
             phases: Phases of the run, whose programs `at` returns.
-            schedule_span: Number of updates before the schedule, and of its steps; by default it has all `train.steps`.
-            run: For a phase, the program of its run: the same constants and, but for the model, the same evaluation.
+            phase: The phase that it is the program of; None for that of the whole run.
+            run: For a phase, the program of its run: the same state and constants and, but for the model or an
+                objective of its own, the same evaluation.
 
         Raises:
             UserError: The batch does not divide over the mesh, a pattern of `optimizer.freeze` matches nothing, or muon
@@ -141,8 +159,9 @@ class Program:
         self.objective, self.mesh, self.train, self._phases = objective, mesh, train, phases
         self._programs: dict[int, Program] = {}
         self._counts_flops = not optimizer.freeze  # a step may leave out the backward pass of frozen layers
-        update = make_update(objective, train, optimizer, mesh, schedule_span)
-        self.optimizer, self.schedule, self.frozen_params, self._new_state, self.shapes = update
+        of_phase = (phase, run.shapes.params) if phase else ()
+        update = make_update(objective, train, optimizer, mesh, *of_phase)
+        self.optimizer, self.schedule, self.frozen_params, self.unused_params, self._new_state, self.shapes = update
         self.average = optimizer.average
         rows_sharded = jax.tree.map(lambda _: batch_sharding(mesh), self.shapes.memory)
         self.shardings: TrainState = shardings(self.shapes, mesh)._replace(memory=rows_sharded)
@@ -152,14 +171,15 @@ class Program:
         )
         self.compiler_options = compiler_options(mesh, train.deterministic)
         self.train_step, self.replay_step = make_train_step(self), make_train_step(self, replay=True)
-        self.eval_objective = dataclasses.replace(run.objective, model=objective.model) if run else objective
-        is_evaluated_alike = run is not None and run.objective.model == objective.model
+        is_own = phase is None or phase.has_objective
+        self.eval_objective = objective if is_own else dataclasses.replace(run.objective, model=objective.model)
+        is_evaluated_alike = not is_own and run.objective.model == objective.model
         self.eval_step = run.eval_step if is_evaluated_alike else make_eval_step(self)
 
     def at(self, step: int) -> Program:
         """Return the program of a step, counted from 1, on the same state; each phase's is built at its first step.
 
-        It evaluates what this program does, with the model of its phase.
+        It evaluates what this program does, with the model of its phase, or the phase's own objective.
 
         Raises:
             UserError: The phase's batch does not divide over the mesh, or it changes the shapes of the state.
@@ -173,9 +193,9 @@ class Program:
     def _of_phase(self, phase: Phase) -> Program:
         e = phase.experiment
         check_batch(e.train.batch_size, e.train.accumulate, self.mesh, e.objective.row_group)
-        if not phase.sets("objective.", "optimizer.", "train.accumulate"):
+        if not phase.sets("objective", "optimizer.", "train.accumulate"):
             return self  # jit compiles its step for every shape
-        program = Program(e.objective, e.train, e.optimizer, self.mesh, (), phase.schedule_span(), self)
+        program = Program(e.objective, e.train, e.optimizer, self.mesh, (), phase, self)
         _require_same_state(phase, program.shapes, self.shapes)
         return program
 
@@ -274,6 +294,7 @@ def make_train_step(
             "grad_norm": Term(optax.tree.norm(grads), jnp.ones(())),
             "real_tokens": Term.of(real, jnp.ones(real.shape)),
         }
+        params, opt_state = left_alone((params, opt_state), (state.params, state.opt_state), program.unused_params)
         average = ()
         if program.average:
             decay = jnp.minimum(program.average, (1 + state.step) / (10 + state.step))
@@ -298,6 +319,15 @@ def make_train_step(
         donate_argnums=0,
         compiler_options=program.compiler_options,
     )
+
+
+def left_alone(new: Any, old: Any, unused_params: Sequence[str]) -> Any:
+    """Return `new` with the leaves of unused parameters, and what an optimizer stores of them, as they are in `old`."""
+    def keep(path: Any, new: jax.Array, old: jax.Array) -> jax.Array:
+        return old if f"/{path_string(path)}".endswith(ends) else new
+
+    ends = tuple(f"/{path}" for path in unused_params)
+    return jax.tree_util.tree_map_with_path(keep, new, old)
 
 
 def _digests(grads: Params, terms: Terms, memory: Memory) -> jax.Array:

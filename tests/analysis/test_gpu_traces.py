@@ -42,7 +42,7 @@ def test_every_tiny_preset(name):
     objective = experiment.objective
     fields = {item.name for item in dataclasses.fields(objective.model)}
     changes = dict(dtype="bfloat16", attention_dropout=0.0, num_layers=2)
-    if name.startswith(("modernbert", "gpt3", "albert", "ernie", "reformer")):  # layers of several kinds
+    if name.startswith(("modernbert", "mmbert", "gpt3", "albert", "ernie", "reformer")):  # layers of several kinds
         del changes["num_layers"]
     model = dataclasses.replace(objective.model, **{key: value for key, value in changes.items() if key in fields})
     experiment = dataclasses.replace(

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from jaxlm.data import mixture
 from jaxlm.data.base import RowFormat
-from jaxlm.data.mixture import MixedBatches, Mixture, describe_draws, parse_mixture, quotas, shares_of
+from jaxlm.data.mixture import MixedBatches, Mixture, describe_draws, parse_mixture, quotas, shares_of, weights_of_phase
 from jaxlm.data.permutation import permute
 from jaxlm.data.store import Store
 from jaxlm.data.text import TextData
@@ -168,6 +168,37 @@ def test_shares_of_a_temperature():
     np.testing.assert_allclose(shares_of([], sizes, 1.0), p, atol=1e-11)
     np.testing.assert_allclose(shares_of([], sizes, math.inf), np.full(3, 1 / 3), atol=1e-11)
     np.testing.assert_allclose(shares_of([7, 2, 1], sizes, 0.0), [0.7, 0.2, 0.1], atol=1e-11)
+
+
+def test_a_phase_has_other_shares_and_goes_on_with_each_source(stores, small_blocks):
+    """One source comes in late; no row is read twice within an epoch, whatever the shares were before."""
+    items = [f"{name}.txt" for name in stores]
+    run = Mixture(stores, [5, 3, 2], 0.0, items)
+    sizes = np.array([stores[name].train.num_tokens for name in "am"])
+    early = run.of_phase(TextData(source="a.txt,m.txt", temperature=2.0))
+    np.testing.assert_allclose([early.shares[name] for name in "am"], sizes**0.5 / (sizes**0.5).sum())
+    assert early.shares["z"] == 0
+    alone = run.of_phase(TextData(source="m.txt", temperature=2.0))
+    assert list(alone.shares.values()) == [0, 1, 0]
+    first, second = batches_of(early), batches_of(run)
+    second = second.after(0, 4).beyond([(first, 24)])
+    rows = [batch.tokens for batches, steps in ((first, 6), (second, 40)) for batch in map(batches.batch, range(steps))]
+    rows = np.concatenate(rows)
+    assert set(sources_of(rows[:24])) == {"a", "m"} and set(sources_of(rows[24:])) == {"a", "m", "z"}
+    for name in "amz":
+        own = rows[np.array(sources_of(rows)) == name]
+        expected = batches_of(run).parts[name]
+        expected = np.concatenate([expected.batch(step).tokens for step in range(-(-len(own) // 4))])
+        np.testing.assert_array_equal(own, expected[: len(own)])
+
+
+@pytest.mark.parametrize(("source", "items", "said"), [
+    ("a.txt@0.5,c.txt@0.5", ["a.txt", "b.txt"], "has c.txt, which is no source of the run; give some of a.txt, b.txt"),
+    ("a.txt", ["a.txt"], "are for a mixture of texts"),
+])
+def test_a_phase_with_another_text_is_refused(source, items, said):
+    with pytest.raises(UserError, match=said):
+        weights_of_phase(items, source, 0.0)
 
 
 def test_statistics_are_those_of_the_mixture(mixed, stores):

@@ -38,16 +38,16 @@ def share_steps() -> None:
     make_train_step, make_eval_step = module.make_train_step, module.make_eval_step
 
     @functools.wraps(initialize)
-    def initialized(self, objective, train, optimizer, mesh, phases=(), schedule_span=None, run=None):
+    def initialized(self, objective, train, optimizer, mesh, phases=(), phase=None, run=None):
         # Without warm-up in shares, the steps of a constant schedule do not depend on their number.
         steps = None if optimizer.schedule == "constant" and optimizer.warmup_steps is not None else train.steps
-        parts = (optimizer, steps, schedule_span, train.batch_size, train.accumulate, train.seed,
+        parts = (optimizer, steps, train.batch_size, train.accumulate, train.seed,
                  train.skip_nonfinite > 0, train.deterministic or train.replay_every > 0)
         # What a test has replaced belongs to the step, too; constants would be kept in memory.
         replaced = (module.gradients, module.corruption_key, module.dropout_key, module.make_optimizer)
         is_own = run is not None or len(jax.tree.leaves(objective.constants)) > 0
         self.key = None if is_own else (identity(objective), identity(parts), mesh, *replaced)
-        initialize(self, objective, train, optimizer, mesh, phases, schedule_span, run)
+        initialize(self, objective, train, optimizer, mesh, phases, phase, run)
 
     def shared(program, kind, make):
         if program.key is None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import json
 import re
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -18,11 +21,14 @@ from jaxlm.config.presets import load_config, load_preset
 from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
 from jaxlm.objectives.masked_lm import MaskedLM
-from jaxlm.runs.load import load_run
+from jaxlm.parallel.mesh import MeshConfig, make_mesh
+from jaxlm.runs.load import load_model, load_run
+from jaxlm.runs.resolve import resolve
 from jaxlm.runs.resume import _check_phases, schedule_remarks
-from jaxlm.runs.session import with_steps
+from jaxlm.runs.session import set_up, with_steps
 from jaxlm.training.optimizers import make_schedule
 from tests.training.support import (
+    assert_same_arrays,
     metadata,
     metrics,
     stopped_after,
@@ -169,3 +175,117 @@ def test_a_phase_is_told_after_the_step_before_it(preset, tmp_path, capsys, monk
     lines = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()]
     told = next(number for number, line in enumerate(lines) if line.startswith("From step 4 on, batches are 8 x 32"))
     assert (lines[told - 1], lines[told + 1]) == ("step 3/4", "step 4/4")
+
+
+WRITER_FIRST = """
+from jaxlm.config.experiment import Experiment, OptimizerConfig, PhaseConfig, TrainConfig
+from jaxlm.data.text import TextData
+from jaxlm.models.bert import Bert
+from jaxlm.models.llama import EuroBert, Llama
+from jaxlm.objectives.causal_lm import CausalLM
+from jaxlm.objectives.masked_lm import MaskedLM
+
+experiment = Experiment(
+    objective={objective},
+    data=TextData(source={text!r}, length=32, vocab_size=512, held_out=0.1),
+    optimizer=OptimizerConfig(learning_rate=1e-2, warmup_steps=2, schedule="constant"),
+    train=TrainConfig(steps=8, batch_size=8, log_every=1, eval_every=4, eval_batches=2, checkpoint_every=4,
+                      tracker="none", phases={phases}),
+)
+"""
+SIZES = "hidden_size=16, num_layers=1, num_heads=4, num_kv_heads=2, head_dim=8, intermediate_size=32, max_positions=32"
+ENCODER = f"MaskedLM(model=EuroBert({SIZES}), input_format='document')"
+
+
+def write_phases(folder, phases: str, objective: str = ENCODER) -> str:
+    text = write_text(folder / "text.txt")
+    (folder / "phases.py").write_text(WRITER_FIRST.format(text=str(text), objective=objective, phases=phases))
+    return str(folder / "phases.py")
+
+
+@pytest.fixture(scope="module")
+def writer_first(tmp_path_factory):
+    """A run that writes for four steps, then fills masks for four, and its preset."""
+    folder = tmp_path_factory.mktemp("objectives")
+    config = write_phases(folder, "(PhaseConfig(4, 16, objective=CausalLM(model=Llama())), PhaseConfig(4))")
+    assert main(["pretrain", config, "--run-dir", str(folder / "whole")]) == 0
+    return config, folder / "whole"
+
+
+def test_a_phase_with_its_own_objective_is_the_run_of_that_objective(writer_first, tmp_path):
+    """Up to the border, parameters are bit for bit those of a decoder's own steps; then the same ones go on."""
+    config, whole = writer_first
+    alone = write_phases(tmp_path, "()", f"CausalLM(model=Llama({SIZES}, rope_theta=250_000.0))")
+    flags = ["--data.source", load_preset(config).data.source, "--data.length", "16", "--train.batch-size", "16"]
+    mesh = make_mesh(MeshConfig(), jax.devices()[:1])
+    sessions = [set_up(resolve(*each), load_model).open_data(list) for each in ((alone, flags), (config,))]
+    program, run = (session.program(mesh) for session in sessions)
+    state = program.init_state(run.init_params(0))
+    with contextlib.closing(sessions[0].feed(mesh).after(0)) as batches:
+        for batch in itertools.islice(batches, 4):
+            state, _ = program.train_step(state, batch, program.constants)
+    assert_same_arrays(state.params, load_run(f"{whole}@4").params)
+    lines = {line["step"]: line for line in metrics(whole)}
+    assert {"lm_loss", "eval_lm_loss"} <= lines[4].keys() and "mlm_loss" not in lines[4]
+    assert {"mlm_loss", "eval_mlm_loss"} <= lines[8].keys() and "lm_loss" not in lines[8]
+    first, last = load_run(f"{whole}@4"), load_run(whole)
+    assert [type(model.objective).__name__ for model in (first, last)] == ["CausalLM", "MaskedLM"]
+    assert [type(model.objective.model).__name__ for model in (first, last)] == ["Llama", "EuroBert"]
+    assert load_config(whole / "config.json").phases[0].experiment.objective.model.vocab_size == 512
+
+
+@pytest.mark.parametrize("stops", [(4, 8), (3, 5, 8)])
+def test_a_run_goes_on_across_the_border_between_objectives(writer_first, tmp_path, stops):
+    config, whole = writer_first
+    for steps in stops:
+        code = stopped_after(steps, ["pretrain", config, "--run-dir", str(tmp_path / "run")])
+        assert code == (0 if steps == 8 else 143)
+    assert metadata(tmp_path / "run", 8) == metadata(whole, 8) and metrics(tmp_path / "run") == metrics(whole)
+
+
+def test_later_commands_have_the_objective_of_their_step(writer_first, capsys):
+    config, whole = writer_first
+    assert main(["generate", f"{whole}@4", "ba", "--max-new-tokens", "2"]) == 0
+    assert main(["fill-mask", str(whole), "ba [MASK]"]) == 0
+    assert main(["show", config, "--step", "3", "--examples", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "CausalLM, step 3: 16 rows of at most 16" in said and "MaskedLM, step 4: 8 rows of at most 32" in said
+    for phase, shape in (("1", "batch 16 x 16"), ("2", "batch 8 x 32")):
+        assert main(["plan", config, "--phase", phase, "--data.vocab-size", "512"]) == 0
+        said = capsys.readouterr()
+        assert shape in said.out and f"this is a step of phase {phase} of 2" in said.err
+        assert "Batches are 16 x 16 (objective CausalLM) for 4 steps, then 8 x 32" in said.err
+
+
+def test_what_a_phase_does_not_use_is_left_alone(tmp_path):
+    """The head of next-sentence prediction and its moments, beside gradients that weight decay would change."""
+    bert = "MaskedLM(model=Bert(hidden_size=16, num_layers=1, num_heads=2, intermediate_size=32, max_positions=32))"
+    single = "MaskedLM(model=Bert(), input_format='document')"
+    phases = f"(PhaseConfig(2), PhaseConfig(2, objective={single}), PhaseConfig(4))"
+    config = write_phases(tmp_path, phases, bert)
+    flags = ["--train.checkpoint-every", "1", "--train.keep-checkpoints", "9"]
+    assert main(["pretrain", config, "--run-dir", str(tmp_path / "run"), *flags]) == 0
+    sums = [metadata(tmp_path / "run", step)["checksums"] for step in (2, 3, 4, 5)]
+    head = [name for name in sums[0] if "next_sentence" in name or "nsp" in name]
+    others = [name for name in sums[0] if name not in head and "word" in name]
+    assert len(head) == 6 and others  # kernel and bias, and their two moments
+    for name in head:
+        assert sums[0][name] == sums[1][name] == sums[2][name] != sums[3][name]
+    for name in others:
+        assert sums[1][name] != sums[2][name]
+
+
+@pytest.mark.parametrize(("phases", "said"), [
+    ("(PhaseConfig(4, objective=CausalLM(model=Llama(num_layers=2))), PhaseConfig(4))", "its model has num_layers 2"),
+    ("(PhaseConfig(4, objective=CausalLM()), PhaseConfig(4))", "phase 1 of train.phases: objective would change"),
+    ("(PhaseConfig(4, objective=CausalLM(model=Llama(tied_head=True))), PhaseConfig(4))", "its model has tied_head"),
+    ("(PhaseConfig(4, fields={'data.temperature': 2.0}), PhaseConfig(4))", "are for a mixture of texts"),
+])
+def test_a_phase_with_other_parameters_is_refused(tmp_path, capsys, phases, said):
+    assert said in refused(capsys, "pretrain", write_phases(tmp_path, phases), "--run-dir", tmp_path / "run")
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_the_best_of_two_objectives_is_refused(writer_first, tmp_path, capsys):
+    said = refused(capsys, "pretrain", writer_first[0], "--run-dir", tmp_path / "run", "--train.patience", "2")
+    assert "compare evaluations of one objective" in said

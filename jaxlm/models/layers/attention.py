@@ -32,8 +32,8 @@ from jaxlm.parallel.rules import ACTIVATION_AXES
 
 def attend(
     query: Float[Array, "batch queries heads head_dim"],
-    key: Float[Array, "batch keys heads head_dim"],
-    value: Float[Array, "batch keys heads head_dim"],
+    key: Float[Array, "batch keys kv_heads head_dim"],
+    value: Float[Array, "batch keys kv_heads head_dim"],
     *,
     query_segments: Int[Array, "batch queries"] | None = None,
     key_segments: Int[Array, "batch keys"] | None = None,
@@ -54,7 +54,7 @@ def attend(
 
     Args:
         query: Queries.
-        key: Keys.
+        key: Keys. Consecutive query heads share one of their heads where those are fewer.
         value: Values.
         query_segments: Segment of each query, which attends only to keys of that segment; None to attend to all keys
             but padding.
@@ -74,6 +74,7 @@ def attend(
     if rope is not None and (kernel != "rows" or query.shape[1] > LONGEST_ROTATED):
         positions = jnp.arange(query.shape[1])[None]
         query, key, rope = rotate(query, positions, rope), rotate(key, positions, rope), None
+    key, value = (repeat_heads(y, query.shape[2]) for y in (key, value))
     if kernel == "rows":
         options = Options(query.shape[-1], causal, band, dropout_rate if dropout_key is not None else 0.0)
         return _by_rows(options, query, key, value, bias, query_segments, key_segments, scale, dropout_key, rope)
@@ -90,6 +91,13 @@ def attend(
     if dropout_key is not None and dropout_rate > 0.0:
         seeds = dropout_seeds(dropout_key, (query.shape[0], query.shape[2]))
     return _attention(query, key, value, bias, visible, seeds, scale, dropout_rate)
+
+
+def repeat_heads(
+    x: Float[Array, "batch keys kv_heads head_dim"], heads: int
+) -> Float[Array, "batch keys heads head_dim"]:
+    """Return each head of keys or values for the consecutive query heads that share it."""
+    return x if x.shape[2] == heads else jnp.repeat(x, heads // x.shape[2], axis=2)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(6, 7))

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxlm.models.layers.attention import attend
+from jaxlm.models.layers.attention import attend, repeat_heads
 from jaxlm.models.layers.banded import in_band
 from jaxlm.models.layers.config import StackConfig, kernel_init
 from jaxlm.models.layers.disentangled import attend_disentangled
@@ -96,10 +96,9 @@ class MultiHeadAttention(nn.Module):
             if decoding and not cross:
                 key, value = (_write(cache[name], new, index) for name, new in (("key", key), ("value", value)))
         extra = {"key": key, "value": value} if decoding else None
-        if c.kv_heads < c.num_heads:  # the cache keeps the few
-            key, value = (jnp.repeat(y, c.num_heads // c.kv_heads, axis=2) for y in (key, value))
         if with_scores:
-            extra = jnp.einsum("bqhk,bshk->bhqs", query, key, preferred_element_type=jnp.float32) * c.attention_scale
+            keys = repeat_heads(key, c.num_heads)
+            extra = jnp.einsum("bqhk,bshk->bhqs", query, keys, preferred_element_type=jnp.float32) * c.attention_scale
         if distances is None:
             rope = None if is_rotated else c.rope
             y = _attend(c, query, key, value, visibility, causal, decoding, dropout_key, rope)
