@@ -40,7 +40,8 @@ class TokenizerClass(NamedTuple):
 _SYMBOLS = {"cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]", "bos": "[CLS]", "eos": "[SEP]"}
 _CLASSES = {
     **dict.fromkeys(("pretrained", "tokenizersbackend", "pythonbackend"), TokenizerClass()),
-    **dict.fromkeys(("bert", "electra", "distilbert", "mobilebert", "convbert", "ernie"), TokenizerClass(WORDPIECE, 1)),
+    **dict.fromkeys(("bert", "electra", "distilbert", "mobilebert", "convbert", "ernie", "nomic_bert"),
+                    TokenizerClass(WORDPIECE, 1)),
     **dict.fromkeys(("roberta", "bart", "longformer"), TokenizerClass(BYTE_BPE, 2)),
     **dict.fromkeys(("t5", "mt5"), TokenizerClass(SENTENCEPIECE_MODEL, 0, {}, {"extra_ids": 100})),
     "byt5": TokenizerClass(BYTES, 0, {}, {"extra_ids": 125}),
