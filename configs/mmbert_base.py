@@ -24,7 +24,9 @@ DECAY = {
 PHASES = (PhaseConfig(487_433, 1024, 4608, FIRST), PhaseConfig(15_895), PhaseConfig(2649, fields=DECAY))
 
 experiment = Experiment(
-    objective=MaskedLM(model=ModernBert.published("mmbert-base", dtype="bfloat16", dropout=0.1), input_format="packed"),
+    objective=MaskedLM(
+        model=ModernBert.published("mmbert-base", dtype="bfloat16", dropout=0.1), input_format="packed"
+    ),
     data=TextData(length=8192, tokenizer_kind="byte-bpe", vocab_size=256_000),
     optimizer=OptimizerConfig(
         name="stable-adamw", learning_rate=8e-4, warmup_steps=636, schedule="constant", b2=0.95, eps=1e-8,

@@ -62,7 +62,7 @@ def masked_lm(
 ) -> tuple[TransformersModel]:
     """Return the Transformers model that the objective's parameters fill.
 
-    The names of its classes begin with `name`; `own` are those of the encoder's tensors, `old` patterns in further ones.
+    Its classes are named `name`For…; `own` are the names of the encoder's tensors, `old` patterns in older names.
     """
     m, root = objective.model, f"{model_type}."
 

@@ -92,7 +92,8 @@ def test_rows_have_symbols_around_each_document():
 
 
 @pytest.mark.parametrize("name", [
-    "bert", *(pytest.param(name, marks=pytest.mark.slow) for name in ("roberta", "modernbert", "albert", "eurobert", "nomic_bert"))
+    "bert", *(pytest.param(name, marks=pytest.mark.slow)
+              for name in ("roberta", "modernbert", "albert", "eurobert", "nomic_bert"))
 ])
 def test_packed_documents_are_as_in_rows_of_their_own(name):
     """Hidden states, loss and all gradients, where the last layer runs at masked positions only, and where not."""

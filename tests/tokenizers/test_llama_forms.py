@@ -1,4 +1,4 @@
-"""Tokenizers in the forms of Llama 2 and 3, Qwen, SmolLM2, Gemma and mmBERT: the ids of AutoTokenizer, also of an export."""
+"""Tokenizers in the forms of Llama 2 and 3, Qwen, SmolLM2, Gemma and mmBERT: ids of AutoTokenizer, also of exports."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def by_bytes(regex: str = "") -> pre_tokenizers.PreTokenizer:
 
 
 SPACES = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-# Model, normalizer, pre-tokenizer, class, begin and end symbol, and whether texts have the begin symbol; in mmBERT's they
-# also have the end symbol, and there is a mask.
+# Model, normalizer, pre-tokenizer, class, begin and end symbol, and whether texts have the begin symbol; mmBERT's texts
+# also have the end symbol, and it has a mask.
 FORMS = {
     "llama3": (dict(ignore_merges=True), None, by_bytes(LLAMA3), "PreTrainedTokenizerFast", "<|begin_of_text|>",
                "<|end_of_text|>", True),
