@@ -96,9 +96,10 @@ def read_model(source: Source, fields: Fields) -> dict[str, Any]:
     """Read the fields of `RotaryBert`."""
     found, config = source.read(fields), source.config
     source.require(tie_word_embeddings=True, head_dim=found["hidden_size"] // found["num_heads"])
-    rope = Source(source.folder, config.get("rope_scaling") or config.get("rope_parameters") or {}, ())
-    rope.require(rope_type="default", type="default", full_attention=None, sliding_attention=None)
-    return found | {"rope_theta": rope.value("rope_theta", found["rope_theta"])}
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    ropes = Source(source.folder, {"rope_type": rope.get("type"), **rope}, ())
+    ropes.require(rope_type="default", full_attention=None, sliding_attention=None)
+    return found | {"rope_theta": ropes.value("rope_theta", found["rope_theta"])}
 
 
 def models(objective: MaskedLM, source: Source | None = None) -> tuple[TransformersModel]:

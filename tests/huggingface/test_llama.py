@@ -234,12 +234,12 @@ def test_logits_loss_and_all_gradients(name, pair):
         np.testing.assert_allclose(gradient, wanted, rtol=1e-3, atol=TOLERANCE, err_msg=key)
 
 
-@pytest.mark.parametrize("name", ["mistral", "eurobert"])
+@pytest.mark.parametrize("name", ["mistral", "eurobert", "nomic_bert"])
 def test_padding_in_front(name, pair):
     """As embedders made of decoders have it; positions count the padding on both sides."""
     theirs, _, imported = pair(name)
     ids, mask = (x[:, ::-1].copy() for x in rows())
-    given = example(name != "eurobert") | {"input_ids": ids}
+    given = example(name not in ENCODERS) | {"input_ids": ids}
     given["segment_ids" if name == "mistral" else "attention_mask"] = mask
     (_, logits), _ = forward_and_backward(imported.objective, imported.params, given)
     with torch.no_grad():
@@ -330,7 +330,7 @@ REFUSED = [
     *((name, dict(rope_parameters=YARN), "rope_type is 'yarn'") for name in POST),
     ("nomic_bert", dict(rope_scaling=dict(type="dynamic", factor=2.0)), "'dynamic'"),
     ("nomic_bert", dict(rope_parameters=dict(full_attention=PLAIN)), "full_attention"),
-    ("gte", dict(rope_theta=20000.0, rope_scaling=dict(type="ntk", factor=8.0)), "type is 'ntk'"),
+    ("gte", dict(rope_theta=20000.0, rope_scaling=dict(type="ntk", factor=8.0)), "rope_type is 'ntk'"),
     ("gte", dict(layer_norm_type="rms_norm"), "layer_norm_type"),
     ("gte", dict(logn_attention_scale=True), "logn_attention_scale"),
     ("gte", dict(position_embedding_type="absolute"), "position_embedding_type"),
