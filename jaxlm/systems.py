@@ -28,6 +28,7 @@ from jaxlm.models.llama import EuroBert, Gemma3, Llama, Mistral, Qwen3
 from jaxlm.models.modernbert import ModernBert, ModernBertDecoder
 from jaxlm.models.reformer import Reformer
 from jaxlm.models.roberta import Roberta
+from jaxlm.models.rotary_bert import Gte, NomicBert
 from jaxlm.models.t5 import T5
 from jaxlm.models.word2vec import Word2Vec
 from jaxlm.models.xlm_roberta import XlmRoberta
@@ -235,6 +236,8 @@ register(
     System(CausalLM, Mistral, "mistral", "causal_lm"),
     System(CausalLM, Gemma3, "gemma3", "causal_lm"),
     System(MaskedLM, EuroBert, "eurobert", "masked_lm"),
+    System(MaskedLM, NomicBert, "nomic_bert", "masked_lm"),
+    System(MaskedLM, Gte, "gte", "masked_lm"),
     System(CausalLM, Reformer, "reformer", "causal_lm"),
     System(MaskedLM, Distilbert, "distilbert"),
     System(Distillation, Distilbert, "distilbert", export_only=True),

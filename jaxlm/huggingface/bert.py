@@ -76,7 +76,7 @@ def table(next_sentence: bool) -> Table:
         },
         ignored=("bert.embeddings.position_ids", "bert.embeddings.token_type_ids"),
         # Checkpoints converted from TensorFlow before 2019 have its names for LayerNorm's scale and bias.
-        old_endings={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
+        old_names={r"LayerNorm\.gamma$": "LayerNorm.weight", r"LayerNorm\.beta$": "LayerNorm.bias"},
         optional=("mlm_head", "pooler", "nsp_head"),
         # Sentence-order prediction has no counterpart in the classes.
         private=() if next_sentence else ("pooler", "sop_head"),

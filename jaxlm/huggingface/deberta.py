@@ -45,10 +45,7 @@ DEFAULTS = {
 """Values of the class where config.json has none."""
 GENERATOR = "generator"
 HEADS = bert.text_heads("DebertaV2", "pooler.dense")
-LEGACY = {"cls.predictions.bias": "lm_predictions.lm_head.bias"} | {
-    f"cls.predictions.transform.{name}": f"lm_predictions.lm_head.{name}"
-    for name in ("dense.weight", "dense.bias", "LayerNorm.weight", "LayerNorm.bias")
-}
+LEGACY = {r"cls\.predictions\.(transform\.|(?=bias$))": "lm_predictions.lm_head."}
 RTD_HEAD = (
     *norm("rtd_head/norm", "mask_predictions.LayerNorm"),
     *dense("rtd_head/classifier/dense", "mask_predictions.dense"),
@@ -82,7 +79,7 @@ def table(model: Deberta, network: str = "") -> Table:
             "cls.predictions.decoder.bias": "lm_predictions.lm_head.bias",
         },
         ignored=("deberta.embeddings.position_ids", *(entry.theirs for entry in unused)),
-        old_endings=LEGACY,
+        old_names=LEGACY,
         optional=("rtd_head",) if is_discriminator else (f"{root}mlm_head",),
     )
 

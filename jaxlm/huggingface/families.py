@@ -14,6 +14,17 @@ from jaxlm.huggingface.tasks import export_family, import_family, pretraining_ob
 from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.parallel.hosts import log
 
+LACKING = {
+    "qwen2": "biases of queries, keys and values without one of the output",
+    "new": "ntk's scaling of rotary positions (gte is the family in Transformers)",
+    "ultrabert": "a masked-LM head of two layers",
+    "umt5": "relative positions of its own in each layer",
+    "t5gemma": "a cap of attention scores (attn_logit_softcapping)",
+    "t5gemma2": "a vision tower, and attention over a decoder's and its encoder's tokens at once",
+    "gemma3": "a vision tower (gemma3_text is the language model alone)",
+}
+"""Type of a model → what it has that no model here has."""
+
 
 def family_of(objective: Any) -> Family:
     """Return the family that exports an objective."""
@@ -37,8 +48,9 @@ def family_named(model_type: str, where: str, architecture: str = "") -> Family:
     found = [family for system in systems.importable() for family in _families(system)]
     families = {family.model_type: family for family in reversed(found)}
     if model_type not in families:
+        part = f", which needs {LACKING[model_type]}" if model_type in LACKING else ""
         raise UserError(
-            f"{where} holds a model of the family {model_type!r}; jaxlm imports these families: "
+            f"{where} holds a model of the family {model_type!r}{part}; jaxlm imports these families: "
             f"{', '.join(reversed(families))}."
         )
     return import_family(families[model_type], architecture)

@@ -118,8 +118,8 @@ class Table:
     """
     ignored: tuple[str, ...] = ()
     """Names of buffers and untrained tensors."""
-    old_endings: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Name endings in older files → current ones ("LayerNorm.gamma" → "LayerNorm.weight")."""
+    old_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Patterns in names of older files → what stands there now (r"LayerNorm\\.gamma$" → "LayerNorm.weight")."""
     optional: tuple[str, ...] = ()
     """Our subtrees that a file may lack as a whole, such as "mlm_head"; they are then initialized."""
     private: tuple[str, ...] = ()
@@ -205,11 +205,10 @@ class Table:
         return found
 
     def _current_name(self, name: str, known: Collection[str]) -> str:
-        """Return the table's name of a stored tensor: old endings replaced, a missing prefix added, no wrappers."""
+        """Return the table's name of a stored tensor: old names replaced, a missing prefix added, no wrappers."""
         name = WRAPPERS.sub("", name)
-        for old, new in self.old_endings.items():
-            if name.endswith(old):
-                name = name.removesuffix(old) + new
+        for old, new in self.old_names.items():
+            name = re.sub(old, new, name)
         return self.prefix + name if name not in known and self.prefix + name in known else name
 
 

@@ -72,7 +72,8 @@ def import_family(base: Family, architecture: str) -> Family:
         head = base.heads.get(entry.head)
         if head is not None and head.architecture == architecture:
             return dataclasses.replace(
-                base, models=lambda task: (_transformers_model(base, task),), stored_models=None,
+                base, models=lambda task: (_transformers_model(base, task),),
+                stored_models=base.stored_models and functools.partial(_stored_models, base),
                 read_objective=functools.partial(_read_task, base, entry.task, head),
             )
     return base
@@ -93,6 +94,12 @@ def _transformers_model(base: Family, task: Task) -> TransformersModel:
         head.architecture, f"AutoModelFor{entry.head}", main.config | _config(entry.task, task, head),
         _table(main.table, base.text_params, task, head), pipeline_tag=entry.pipeline_tag,
     )
+
+
+def _stored_models(base: Family, task: Task, source: Source) -> tuple[TransformersModel]:
+    """Return the Transformers model of a task with the names in its folder."""
+    models = functools.partial(base.stored_models, source=source)
+    return (_transformers_model(dataclasses.replace(base, models=models), task),)
 
 
 def _bare_model(base: Family, objective: Objective) -> TransformersModel:
@@ -126,7 +133,7 @@ def _table(main: Table, root: str, task: Objective, head: Head | None = None) ->
     kept = [dataclasses.replace(entry, theirs=entry.theirs.removeprefix("lm_")) for entry in kept]
     names = {entry.theirs for entry in kept}
     return Table(
-        entries=tuple(kept), prefix=main.prefix, old_endings=main.old_endings,
+        entries=tuple(kept), prefix=main.prefix, old_names=main.old_names,
         ignored=tuple(name for name in ignored if name not in names),
         private=("kind_classifier", "projection_to_teacher"),
     )

@@ -32,8 +32,8 @@ class Head(nn.Module):
     def transform(self, x: Float[Array, "*batch hidden"], features: int, suffix: str = "") -> jax.Array:
         """Apply a dense layer, the activation and LayerNorm. For compact methods."""
         s = self.stack
-        x = ACTIVATIONS[s.activation](self.dense(features, f"dense{suffix}", s.use_bias)(x))
-        return Norm("layer", s.norm_eps, s.dtype, s.use_bias, name=f"norm{suffix}")(x)
+        x = ACTIVATIONS[s.activation](self.dense(features, f"dense{suffix}", s.has_bias("dense"))(x))
+        return Norm("layer", s.norm_eps, s.dtype, s.has_bias("norm"), name=f"norm{suffix}")(x)
 
 
 class LinearHead(Head):

@@ -32,6 +32,8 @@ ETTIN = {
     "150m": sizes(22, 768, 12, 1152), "400m": sizes(28, 1024, 16, 2624), "1b": sizes(28, 1792, 28, 3840),
 }
 """Sizes of Ettin, the same for encoders and decoders."""
+MMBERT = dict(vocab_size=256_000, local_theta=160_000.0, classifier_pooling="mean")
+"""Fields of mmBERT (Marone et al. 2025), beside its sizes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +85,7 @@ class ModernBert(Encoder):
     published_sizes: ClassVar = {
         "base": {}, "large": sizes(28, 1024, 16, 2624),
         **{f"ettin-{name}": size | {"local_theta": 160_000.0} for name, size in ETTIN.items()},
+        "mmbert-small": MMBERT | sizes(22, 384, 6, 1152), "mmbert-base": MMBERT | sizes(22, 768, 12, 1152),
     }
 
     def __post_init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -40,7 +41,8 @@ class TokenizerClass(NamedTuple):
 _SYMBOLS = {"cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]", "bos": "[CLS]", "eos": "[SEP]"}
 _CLASSES = {
     **dict.fromkeys(("pretrained", "tokenizersbackend", "pythonbackend"), TokenizerClass()),
-    **dict.fromkeys(("bert", "electra", "distilbert", "mobilebert", "convbert", "ernie"), TokenizerClass(WORDPIECE, 1)),
+    **dict.fromkeys(("bert", "electra", "distilbert", "mobilebert", "convbert", "ernie", "nomic_bert"),
+                    TokenizerClass(WORDPIECE, 1)),
     **dict.fromkeys(("roberta", "bart", "longformer"), TokenizerClass(BYTE_BPE, 2)),
     **dict.fromkeys(("t5", "mt5"), TokenizerClass(SENTENCEPIECE_MODEL, 0, {}, {"extra_ids": 100})),
     "byt5": TokenizerClass(BYTES, 0, {}, {"extra_ids": 125}),
@@ -57,6 +59,16 @@ _CLASSES = {
 _PUBLISHED = {("spiece.model", "<pad>", "</s>", "<unk>"): "t5",
               ("sentencepiece.bpe.model", "<unk>", "<s>", "</s>"): "xlmroberta"}
 """File name and first pieces of a SentencePiece model → class, for a folder that names none."""
+_QWEN = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+         r"\s+(?!\S)|\s+")
+_REBUILT = {
+    "llama": {"normalizer": None, "pre_tokenizer": {
+        "type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False}},
+    "qwen2": {"normalizer": {"type": "NFC"}, "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+        {"type": "Split", "pattern": {"Regex": _QWEN}, "behavior": "Isolated", "invert": False},
+        {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}]}},
+}
+"""Class that has parts of its own in place of those in a `tokenizer.json` → these parts."""
 _SUPPORTED = {"word_tokenizer_type": "basic", "subword_tokenizer_type": "wordpiece", "do_basic_tokenize": True,
               "split_by_punct": False, "enable_sampling": False, "reverse": False, "add_bos": False, "add_eos": False}
 """Setting of tokenizer_config.json or its sp_model_kwargs → the only value that jaxlm supports."""
@@ -119,6 +131,18 @@ def read_folder(folder: epath.Path, file_format: str, file: str = "", pieces: Co
     tokens = [added_token(int(i), "") | {"special": False, "normalized": not token.get("special", False)} | token
               for i, token in settings.get("added_tokens_decoder", words).items()]
     return Folder(kind, settings, sorted(tokens, key=lambda token: token["id"]), roles, special)
+
+
+def rebuilt(folder: epath.Path, content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of a `tokenizer.json` as `AutoTokenizer` reads it, in some classes with their own parts."""
+    model_type = _read(folder, "config.json").get("model_type", "")
+    named = read_class(folder).removesuffix("Fast").removesuffix("Tokenizer").lower()
+    if model_type == "qwen2" or (model_type == "qwen3" and not named):
+        named = "qwen2"  # whatever the first names
+    is_whole = model_type in ("mistral", "modernbert", "modernbert-decoder") or named not in _REBUILT
+    if is_whole or (named == "llama" and '"ByteLevel"' in json.dumps(content.get("pre_tokenizer"))):
+        return dict(content)
+    return {**content, **_REBUILT[named], "model": content["model"] | {"ignore_merges": False}}
 
 
 def read_class(folder: epath.Path) -> str:

@@ -159,7 +159,8 @@ def _read_sentencepiece(path: epath.Path) -> Definition:
 
 
 def _read_json(path: epath.Path) -> Definition:
-    content, folder = read_json(path, _FORM, _read_bytes(path)), classes.read_folder(path.parent, classes.JSON_FILE)
+    content = classes.rebuilt(path.parent, read_json(path, _FORM, _read_bytes(path)))
+    folder = classes.read_folder(path.parent, classes.JSON_FILE)
     folder = folder if folder.kind.format else folder._replace(settings={})  # without a class, only the file counts
     special = [token["content"] for token in content.get("added_tokens") or [] if token["special"]]
     return _define(content, special, folder, path)

@@ -74,6 +74,10 @@ RECIPES = {
     },
     "reformer_enwik8": (REFORMER, 100_000, 8, 65_536),
     "reformer_enwik8_768": (REFORMER, 100_000, 8, 65_536),
+    "nomic_base": (
+        BERT | dict(learning_rate=5e-4, warmup_steps=6_000, b2=0.98, bias_correction=True, weight_decay=1e-5,
+                    clip_norm=0.0), 100_000, 4096, 2048
+    ),
     "masked_diffusion_base": (
         BERT | dict(learning_rate=3e-4, warmup_steps=2_500, schedule="constant", eps=1e-8, bias_correction=True,
                     weight_decay=0.0), 1_000_000, 512, 1024

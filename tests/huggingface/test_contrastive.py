@@ -20,7 +20,7 @@ from jaxlm.runs.load import load_model
 from jaxlm.runs.model import load_trained
 from jaxlm.tasks.contrastive import Contrastive
 from tests.huggingface.support import read_json
-from tests.huggingface.test_tasks import MODELS, Bert, Deberta, ElectraEncoder, Gpt2, ModernBert, Xlnet
+from tests.huggingface.test_tasks import MODELS, Bert, Deberta, ElectraEncoder, Gpt2, ModernBert, NomicBert, Xlnet
 from tests.huggingface.test_tasks import tokenizer as bpe  # noqa: F401 - a fixture
 from tests.params import first_fast, random_params
 
@@ -32,6 +32,7 @@ TEXTS = ["the tree", "ak", "bks the tree, lb as a tree then and then", "a " * 60
     (ModernBert, dict(pooling="last", normalize=False), "ModernBertModel"),
     (ElectraEncoder, {}, "ElectraModel"),
     (Deberta, {}, "DebertaV2Model"),
+    (NomicBert, {}, "NomicBertModel"),
     (Gpt2, dict(pooling="last"), "GPT2Model"),
     (Xlnet, dict(pooling="cls"), "XLNetModel"),
 ]))

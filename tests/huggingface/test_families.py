@@ -6,6 +6,7 @@ import jax
 import pytest
 import torch
 import transformers
+from transformers.core_model_loading import revert_weight_conversion
 
 from jaxlm import systems
 from jaxlm.errors import UserError
@@ -38,7 +39,8 @@ def test_names_and_shapes_are_those_of_the_classes(system):
         config = transformers.AutoConfig.for_model(**model.config)
         with torch.device("meta"):
             theirs = getattr(transformers, model.architecture)(config)
-        shapes = {name: tuple(p.shape) for name, p in theirs.named_parameters(remove_duplicate=True)}
+        tensors = revert_weight_conversion(theirs, dict(theirs.named_parameters(remove_duplicate=True)))
+        shapes = {name: tuple(p.shape) for name, p in tensors.items()}  # of a file
         if model.architecture == "BertModel":  # TinyBERT's pooler is untrained
             shapes = {name: shape for name, shape in shapes.items() if not name.startswith("pooler.")}
         if model.architecture == "DebertaV2Model":
@@ -55,8 +57,16 @@ def test_import_finds_the_family_by_model_type():
         objective = objective_of(system)
         family = family_of(objective)
         assert family_named(family.model_type, "here").read_objective == family.read_objective
-    with pytest.raises(UserError, match="here holds a model of the family 'qwen2'"):
-        family_named("qwen2", "here")
+
+
+@pytest.mark.parametrize(("name", "part"), [
+    ("qwen2", "biases of queries, keys and values"), ("new", "ntk's scaling"), ("ultrabert", "head of two layers"),
+    ("umt5", "relative positions of its own in each layer"), ("t5gemma2", "vision tower"), ("gemma3", "gemma3_text"),
+    ("t5gemma", "attn_logit_softcapping"),
+])
+def test_other_types_are_refused_by_the_part_that_is_missing(name, part):
+    with pytest.raises(UserError, match=f"here holds a model of the family '{name}', which needs .*{part}.*; "):
+        family_named(name, "here")
 
 
 def test_one_family_of_each_model_and_model_type_is_imported():

@@ -232,7 +232,7 @@ def test_half_a_head_is_refused(copy):
 
 def test_other_families_and_other_folders(copy):
     for content, message in [
-        ({"model_type": "qwen2"}, "family 'qwen2'; jaxlm imports these families: .*bert"),
+        ({"model_type": "qwen2"}, "family 'qwen2', which needs biases of .*; jaxlm imports these families: .*bert"),
         ({"objective": {}, "train": {}}, "or a run that has no checkpoint yet"),
         ({"hidden_size": 3}, 'names no "model_type"'),
         ([], r"config\.json: it is \[\]; it must be an object"),

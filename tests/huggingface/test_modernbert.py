@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import shutil
 from pathlib import Path
 
 import jax
@@ -20,6 +21,7 @@ import torch
 import transformers
 from safetensors.numpy import load_file
 
+from jaxlm.cli import main
 from jaxlm.config.experiment import OptimizerConfig, TrainConfig
 from jaxlm.errors import UserError
 from jaxlm.huggingface import ModelCard, export_folder, import_folder, modernbert, modernbert_decoder
@@ -28,12 +30,16 @@ from jaxlm.inference.generate import generate
 from jaxlm.models.base import Inputs
 from jaxlm.models.modernbert import ModernBert, ModernBertDecoder
 from jaxlm.objectives.base import total_loss
+from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
+from jaxlm.runs.model import load_trained
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.training.program import Program, corruption_key
 from jaxlm.types import TokenBatch
 from tests.huggingface.support import TorchAdamW, batch, load_into, read_json, real, torch_outputs
 from tests.params import first_fast, random_params
+from tests.tokenizers.test_llama_forms import save as save_tokenizer
+from tests.training.support import write_text
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 TOLERANCE = 1e-4
@@ -375,6 +381,59 @@ def test_tokenizer_in_both_directions_and_filled_masks(tmp_path, their_tokenizer
     library = transformers.pipeline("fill-mask", model=str(out), tokenizer=str(out), top_k=3)(texts[0])
     np.testing.assert_allclose([p for _, p in answers[0]], [entry["score"] for entry in library], atol=1e-5)
     assert [piece for piece, _ in answers[0]] == imported.tokenizer.pieces([entry["token"] for entry in library])
+
+
+@pytest.fixture(scope="module")
+def mmbert(tmp_path_factory) -> Path:
+    """As mmBERT's: it names no [CLS] and no [SEP], and the cls_token_id of its config.json is the end symbol's."""
+    folder = tmp_path_factory.mktemp("mmbert")
+    made = save_tokenizer("mmbert", folder / "tokenizer")
+    save("encoder", folder, made, cls_token_id=1, sep_token_id=1, classifier_pooling="mean", local_rope_theta=160_000.0)
+    for file in made.glob("tokenizer*"):
+        shutil.copy(file, folder)
+    return folder
+
+
+def compare_mmbert(loaded: PretrainedModel, folder: Path, out: Path) -> None:
+    """Compare ids, roles and filled masks of an export with those of the published folder."""
+    v = loaded.tokenizer.vocabulary
+    assert (v.pad, v.eos, v.sep, v.bos, v.cls, v.mask) == (0, 1, 1, 2, 2, 4)
+    before, after = (transformers.AutoTokenizer.from_pretrained(path) for path in (folder, out))
+    texts, config = ["the <mask> 옛날에", "<mask>", "  x==y"], read_json(out / "config.json")
+    assert [config[f"{role}_token_id"] for role in ("pad", "bos", "eos", "cls", "sep")] == [0, 2, 1, 2, 1]
+    assert before(texts, texts[::-1]).data == after(texts, texts[::-1]).data
+    for text in texts:
+        expected = [v.bos, *loaded.tokenizer.encode_with_symbols(text), v.eos]
+        assert before(text)["input_ids"] == expected == after(text)["input_ids"]
+    _, report = CLASSES["encoder"].from_pretrained(out, output_loading_info=True)
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    library = transformers.pipeline("fill-mask", model=str(out), tokenizer=str(out), top_k=3)(texts[0])
+    answers = fill_mask(loaded, texts[:1], 3)[0]
+    np.testing.assert_allclose([p for _, p in answers[0]], [entry["score"] for entry in library], atol=1e-5)
+
+
+def test_a_folder_with_gemmas_tokenizer(mmbert, tmp_path):
+    theirs = CLASSES["encoder"].from_pretrained(mmbert, attn_implementation="eager").eval()
+    assert theirs.config.cls_token_id == 1
+    imported = import_folder(mmbert)
+    model, v = imported.objective.model, imported.tokenizer.vocabulary
+    assert model.classifier_pooling == "mean" and difference(model, imported.params, theirs) < TOLERANCE
+    out = export_folder(tmp_path / "out", imported.objective, imported.params, imported.tokenizer, ModelCard())
+    compare_mmbert(imported, mmbert, out)
+    objective = imported.objective.bind(v, LENGTH)
+    example = jax.jit(objective.corrupt)(jax.random.key(3), rows(v, LENGTH - 2))
+    ids, last = np.asarray(example["input_ids"]), np.asarray(example["attention_mask"]).sum(1) - 1
+    assert (ids[:, 0] == v.bos).all() and (ids[np.arange(len(ids)), last] == v.eos).all() and (ids == v.mask).any()
+
+
+@pytest.mark.slow  # compiles a run
+def test_pretraining_goes_on_with_gemmas_tokenizer(mmbert, tmp_path):
+    text, run, out = write_text(tmp_path / "text.txt", documents=40), tmp_path / "run", tmp_path / "out"
+    assert main(["pretrain", "configs/modernbert_tiny.py", "--init-from", str(mmbert), "--data.source", str(text),
+                 "--run-dir", str(run), "--data.length", "32", "--train.steps", "2", "--train.phases=",
+                 "--train.batch-size", "4", "--train.tracker", "none"]) == 0
+    assert main(["export", str(run), str(out)]) == 0
+    compare_mmbert(load_trained(run), mmbert, out)
 
 
 @pytest.mark.slow

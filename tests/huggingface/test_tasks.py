@@ -28,6 +28,7 @@ from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.llama import EuroBert, Gemma3, Llama, Mistral, Qwen3
 from jaxlm.models.modernbert import ModernBert, ModernBertDecoder
 from jaxlm.models.roberta import Roberta
+from jaxlm.models.rotary_bert import Gte, NomicBert
 from jaxlm.models.t5 import T5
 from jaxlm.models.xlm_roberta import XlmRoberta
 from jaxlm.models.xlnet import Xlnet
@@ -60,6 +61,8 @@ MODELS = {
     ModernBert: ModernBert(**SIZES, max_positions=37, local_attention=6, classifier_pooling="mean"),
     ModernBertDecoder: ModernBertDecoder(**SIZES, max_positions=37, local_attention=6),
     EuroBert: EuroBert(**SIZES, max_positions=37, num_kv_heads=1, head_dim=12),
+    NomicBert: NomicBert(**SIZES, max_positions=37),
+    Gte: Gte(**SIZES, max_positions=37, activation="gelu", type_vocab_size=1),
     Llama: Llama(**SIZES, max_positions=37, num_kv_heads=1, head_dim=12),
     Qwen3: Qwen3(**SIZES, max_positions=37, num_kv_heads=1, head_dim=12),
     Mistral: Mistral(**SIZES, max_positions=37, num_kv_heads=1, head_dim=12, window=6),
@@ -177,7 +180,7 @@ def their_inputs(task, folder, batch):
 
 
 def test_all_models_have_heads():
-    assert len(CASES) == 50 and {model for _, model in CASES.values()} == MODELS.keys()
+    assert len(CASES) == 54 and {model for _, model in CASES.values()} == MODELS.keys()
 
 
 # The table of names is one for each kind of head: BERT has every kind, GPT-2 reads its last token, EuroBERT the mean

@@ -1,7 +1,8 @@
-"""The Llama families as published: sizes, FLOPs, initial weights; refused configurations."""
+"""The Llama families, Nomic BERT, GTE and mmBERT as published: sizes, FLOPs, initial weights; refusals."""
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import jax
@@ -11,6 +12,8 @@ import pytest
 from jaxlm.config.presets import load_preset
 from jaxlm.errors import UserError
 from jaxlm.models.llama import EuroBert, Gemma3, Llama, Mistral, Qwen3
+from jaxlm.models.rotary_bert import Gte, NomicBert
+from jaxlm.tokenizers.vocabulary import Vocabulary
 from tests.params import first_fast
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -18,7 +21,8 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 COUNTS = {
     "eurobert_210m": 310_266_624, "eurobert_610m": 755_625_600, "eurobert_2_1b": 2_403_092_736,
     "smollm2_135m": 134_515_008, "smollm2_360m": 361_821_120, "llama_3_2_1b": 1_235_814_400,
-    "qwen3_0_6b": 596_049_920, "gemma3_270m": 268_098_176,
+    "qwen3_0_6b": 596_049_920, "gemma3_270m": 268_098_176, "nomic_base": 137_354_304,
+    "mmbert_small": 140_897_536, "mmbert_base": 307_786_240,
 }
 
 
@@ -34,6 +38,16 @@ def test_published_sizes(name):
 def test_sizes_without_presets():
     assert count(Llama.published("3.2-3b")) == 3_212_749_824
     assert count(Mistral.published("7b")) == 7_241_732_096  # mistralai/Mistral-7B-v0.1
+    assert count(Gte.published("multilingual-base")) == 306_210_496
+
+
+def test_rows_of_post_norm_models_are_a_multiple_of_64():
+    """Nomic's 30,528 of 30,522 ids, GTE's 250,048 of 250,002. GTE drops out the product with the gate, too."""
+    for model, ids in ((NomicBert.published("base"), 30_522), (Gte.published("multilingual-base"), 250_002)):
+        assert type(model)().for_vocabulary(Vocabulary.stand_in(ids)).vocab_size == model.vocab_size
+        stack = dataclasses.replace(model, dropout=0.3).stack
+        assert (stack.dropout, stack.mlp_dropout) == (0.3, None)
+        assert stack.intermediate_dropout == (0.3 if type(model) is Gte else 0.0)
 
 
 # GFLOP of a row's forward pass, from L·(n·(4hd(H + K) + 6hf) + 4Hd·n²) + predicted·2hV.

@@ -19,6 +19,7 @@ from jaxlm.models.bert import Bert
 from jaxlm.models.llama import EuroBert
 from jaxlm.models.modernbert import ModernBert
 from jaxlm.models.roberta import Roberta
+from jaxlm.models.rotary_bert import NomicBert
 from jaxlm.objectives.base import total_loss
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -34,6 +35,7 @@ MODELS = {
     "bert": Bert(**SIZES), "roberta": Roberta(**SIZES), "albert": Albert(**SIZES, embedding_size=16),
     "modernbert": ModernBert(**SIZES | dict(num_layers=4), local_attention=8),
     "eurobert": EuroBert(**SIZES, num_kv_heads=1, head_dim=16, rope_theta=100.0),
+    "nomic_bert": NomicBert(**SIZES, rope_theta=100.0),
 }
 
 
@@ -90,7 +92,8 @@ def test_rows_have_symbols_around_each_document():
 
 
 @pytest.mark.parametrize("name", [
-    "bert", *(pytest.param(name, marks=pytest.mark.slow) for name in ("roberta", "modernbert", "albert", "eurobert"))
+    "bert", *(pytest.param(name, marks=pytest.mark.slow)
+              for name in ("roberta", "modernbert", "albert", "eurobert", "nomic_bert"))
 ])
 def test_packed_documents_are_as_in_rows_of_their_own(name):
     """Hidden states, loss and all gradients, where the last layer runs at masked positions only, and where not."""

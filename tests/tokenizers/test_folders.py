@@ -97,6 +97,7 @@ FOLDERS = {
     "appended padding": ("gpt2", {"model": "gpt2", "roles": {"pad_token": "[PAD]"}}),
     "tokenizer.json": ("json", {"config": {
         "tokenizer_class": "BertTokenizer", "do_lower_case": False, "eos_token": "[END]"}, "added": {"STENOSIS": 95}}),
+    "tokenizer.json by type": ("json", {"model": "nomic_bert", "config": {"do_lower_case": False}}),
     **{name: (name, {"model": name}) for name in LAYOUTS if name != "deberta-v2"},
     "extra_ids": ("t5", {"model": "t5", "config": {"extra_ids": 3}}),
     "no extra_ids": ("t5", {"config": {"tokenizer_class": "T5Tokenizer", "extra_ids": 0}}),

@@ -1,4 +1,4 @@
-"""Tokenizers in the forms of Llama 2 and 3, Qwen, SmolLM2 and Gemma: the ids of AutoTokenizer, also of an export."""
+"""Tokenizers in the forms of Llama 2 and 3, Qwen, SmolLM2, Gemma and mmBERT: ids of AutoTokenizer, also of exports."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def by_bytes(regex: str = "") -> pre_tokenizers.PreTokenizer:
 
 
 SPACES = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-# Model, normalizer, pre-tokenizer, class, begin and end symbol, and whether texts have the begin symbol.
+# Model, normalizer, pre-tokenizer, class, begin and end symbol, and whether texts have the begin symbol; mmBERT's texts
+# also have the end symbol, and it has a mask.
 FORMS = {
     "llama3": (dict(ignore_merges=True), None, by_bytes(LLAMA3), "PreTrainedTokenizerFast", "<|begin_of_text|>",
                "<|end_of_text|>", True),
@@ -45,7 +46,8 @@ FORMS = {
     "gemma": (dict(byte_fallback=True, fuse_unk=True, unk_token="<unk>"), SPACES[1],
               pre_tokenizers.Split(" ", "merged_with_previous"), "GemmaTokenizer", "<bos>", "<eos>", True),
 }
-MODEL_TYPES = {"qwen3": "qwen3", "gemma": "gemma3_text"}
+FORMS["mmbert"] = (*FORMS["gemma"][:3], "GemmaTokenizerFast", *FORMS["gemma"][4:])
+MODEL_TYPES = {"qwen3": "qwen3", "gemma": "gemma3_text", "mmbert": "modernbert"}
 
 
 def save(name: str, folder: Path) -> Path:
@@ -54,6 +56,7 @@ def save(name: str, folder: Path) -> Path:
     made = tokenizers.Tokenizer(models.BPE(**options))
     is_bytes = "byte_fallback" not in options
     special = list(dict.fromkeys(filter(None, ["<pad>", eos, bos, "<unk>"] if not is_bytes else [eos, bos])))
+    special += ["<mask>"] * (name == "mmbert")
     special += [] if is_bytes else [f"<0x{byte:02X}>" for byte in range(256)]
     if normalizer is not None:
         made.normalizer = normalizer
@@ -70,12 +73,16 @@ def save(name: str, folder: Path) -> Path:
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
         + ([decoders.Strip(" ", 1, 0)] if name == "llama2" else []))
     if begins:
+        single, pair = f"{bos} $A", f"{bos} $A {bos} $B"
+        if name == "mmbert":
+            single, pair = f"{bos} $A {eos}", f"{bos} $A {eos} $B {eos}"
         made.post_processor = processors.TemplateProcessing(
-            single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, made.token_to_id(bos))])
+            single=single, pair=pair, special_tokens=[(symbol, made.token_to_id(symbol)) for symbol in {bos, eos}])
     folder.mkdir()
     made.save(str(folder / "tokenizer.json"))
     settings = {"tokenizer_class": cls, "bos_token": bos, "eos_token": eos, "pad_token": eos if is_bytes else "<pad>"}
     settings |= {} if is_bytes else {"unk_token": "<unk>"}
+    settings |= {"mask_token": "<mask>"} if name == "mmbert" else {}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     (folder / "config.json").write_text(json.dumps({"model_type": MODEL_TYPES.get(name, "llama")}))
     return folder
@@ -106,3 +113,30 @@ def test_ids_offsets_and_text_of_500_lines(name, tmp_path):
         decoded = [tokenizer.decode(ids, clean_up_tokenization_spaces=False) for ids, _ in found]
         assert decoded == [ours.decode(ids) for ids, _ in found]
     assert len({tuple(ids) for ids, _ in found}) > 450
+
+
+# Folder, class and type: LlamaTokenizer puts no symbol before a space, and Qwen2Tokenizer has a normalizer and an
+# expression of its own, for the type qwen2 whatever class is named.
+REBUILT = [
+    ("llama2", "LlamaTokenizer", "llama"), ("llama2", "LlamaTokenizerFast", "llama"), ("llama2", None, "llama"),
+    ("llama2", "LlamaTokenizer", "mistral"), ("llama3", "LlamaTokenizer", "llama"),
+    ("llama3", "PreTrainedTokenizerFast", "qwen2"), ("llama3", "PreTrainedTokenizerFast", "qwen3"),
+    ("llama3", None, "qwen3"), ("smollm2", "TokenizersBackend", "qwen2"), ("qwen3", "Qwen2TokenizerFast", "qwen2"),
+]
+
+
+@pytest.mark.parametrize(("name", "cls", "model_type"), REBUILT)
+def test_classes_with_parts_of_their_own(name, cls, model_type, tmp_path):
+    """Also texts that begin with a space, runs of digits, and marks that NFC composes."""
+    folder, out = save(name, tmp_path / "theirs"), tmp_path / "out"
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    del settings["tokenizer_class"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | ({"tokenizer_class": cls} if cls else {})))
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    texts = [*lines()[:100], " the", "   the cat's", " ", "they 12 1234567", "e\u0301 a\u030a", "x \n the"]
+    ours, theirs = Tokenizer.load(folder), transformers.AutoTokenizer.from_pretrained(folder)
+    export(ours, out, Llama.template, 512)
+    (out / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    found = [list(ours.encode(text)) for text in texts]
+    for tokenizer in (theirs, transformers.AutoTokenizer.from_pretrained(out)):
+        assert tokenizer(texts, add_special_tokens=False)["input_ids"] == found
