@@ -30,10 +30,10 @@ from jaxlm.tasks.contrastive import Contrastive
 from jaxlm.tasks.rerank import Rerank
 from jaxlm.types import FolderSettings, Vectors
 from tests.huggingface.support import read_json
-from tests.huggingface.test_llama import save_tokenizer
 from tests.huggingface.test_tasks import MODELS, Bert, Gpt2
 from tests.huggingface.test_tasks import tokenizer as bpe  # noqa: F401 - a fixture
 from tests.params import random_params
+from tests.tokenizers.test_llama_forms import save as save_form
 
 TEXTS = ["THE Tree", "ak", "bks the TREE, lb as a tree then and then " * 4]
 SETTINGS = Vectors(
@@ -228,21 +228,22 @@ def test_widths_and_prompts_are_read_again(bpe, tmp_path):  # noqa: F811
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_a_decoder_that_embeds_with_instructions(side, tmp_path):
     """As Qwen3-Embedding: the last token, an end symbol by the tokenizer's template, prompts, padding in front."""
-    folder = tmp_path / "model"
-    tokenizer = save_tokenizer(folder, mask=False)
-    end = {"SpecialToken": {"id": "<|end_of_text|>", "type_id": 0}}
-    change(folder / "tokenizer.json", post_processor={
-        "type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}, end],
-        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, end, {"Sequence": {"id": "B", "type_id": 0}}, end],
-        "special_tokens": {"<|end_of_text|>": {
-            "id": "<|end_of_text|>", "ids": [tokenizer.eos_token_id], "tokens": ["<|end_of_text|>"]}},
-    })
+    folder = save_form("qwen3", tmp_path / "model")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    end, number = tokenizer.eos_token, tokenizer.eos_token_id
+    first, other = ([{"Sequence": {"id": name, "type_id": 0}}, {"SpecialToken": {"id": end, "type_id": 0}}]
+                    for name in "AB")
+    change(folder / "tokenizer.json", post_processor={"type": "Sequence", "processors": [
+        {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
+        {"type": "TemplateProcessing", "single": first, "pair": [*first, *other],
+         "special_tokens": {end: {"id": end, "ids": [number], "tokens": [end]}}},
+    ]})
     change(folder / "tokenizer_config.json", padding_side=side)
     torch.manual_seed(0)
     model = transformers.Qwen3Model(transformers.Qwen3Config(
         vocab_size=len(tokenizer), hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=6,
         num_key_value_heads=2, head_dim=8, max_position_embeddings=64, tie_word_embeddings=True,
-        pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id, bos_token_id=tokenizer.bos_token_id,
+        pad_token_id=number, eos_token_id=number,
         rope_parameters={"rope_type": "default", "rope_theta": 100.0},
     ))
     with torch.no_grad():
@@ -263,7 +264,7 @@ def test_a_decoder_that_embeds_with_instructions(side, tmp_path):
         {"word_embedding_dimension": 48, "pooling_mode_lasttoken": True, "include_prompt": True}))
     texts = ["the cat", "mat, then it ran " * 6, "a", "it " * 90]
     theirs = SentenceTransformer(str(folder), device="cpu")
-    assert theirs.tokenizer.padding_side == side
+    assert theirs.tokenizer.padding_side == side and theirs.tokenizer(texts)["input_ids"][0][-1] == number
     wanted = {"query": theirs.encode_query(texts), "document": theirs.encode_document(texts)}
     assert np.abs(wanted["query"] - wanted["document"]).max() > 0.1
     run, out = str(tmp_path / "run"), str(tmp_path / "out")
