@@ -29,7 +29,8 @@ class Vectors(NamedTuple):
     pools_prompt: bool = True
     """Whether the tokens of the prompt count in the pooling."""
     similarity: str = ""
-    """"cosine" or "dot", the score of two vectors that the model was trained for; "" if it was for none."""
+    """"cosine" or "dot", the score of two vectors that the model was trained for, or "maxsim" if a text has a vector
+    per token; "" if it was for none."""
     widths: tuple[int, ...] = ()
     """Numbers of leading components that were trained to serve as vectors of their own (Matryoshka)."""
 
@@ -61,6 +62,8 @@ class FolderSettings(NamedTuple):
     def after_training(self, trained: Vectors | None, eos: int) -> Self:
         """Return the settings after a run that trained vectors, or None, and ended its texts with a token."""
         old, added = self.vectors, {eos} - {-1, *self.stop_ids} if self.stop_ids else ()
+        if old and old.similarity == "maxsim" and not trained:
+            old = None  # another objective has not kept the projection
         if trained and old:
             prompts = dict(old.prompts) | dict(trained.prompts)
             # A cosine does not tell whether the vectors have unit length.

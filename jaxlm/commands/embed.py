@@ -39,6 +39,8 @@ def main(arguments: list[str]) -> None:
     if not texts:
         raise UserError("there is no text; give one, or --data.source FILE.")
     model = load_trained(options.model, mesh_of(options))
+    if out and model.vectors.similarity == "maxsim":
+        raise UserError(f"{options.model} has a vector per token, of which no array can be written; leave out --out.")
     remark_length(options.length, model)
     vectors = model.encode(
         texts, options.pooling, options.length, options.normalize or None, options.prompt, progress=True

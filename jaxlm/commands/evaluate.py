@@ -111,8 +111,8 @@ def evaluate_vectors(options: argparse.Namespace) -> dict[str, Any]:
 
     model = load_trained(options.model, mesh_of(options))
     remark_length(options.length, model)
-    if (similarity := model.vectors.similarity) not in ("", "cosine", "dot"):
-        raise UserError(f"{options.model} compares vectors by {similarity}; here only cosine and dot are supported.")
+    if (similarity := model.vectors.similarity) not in ("", "cosine", "dot", "maxsim"):
+        raise UserError(f"{options.model} compares vectors by {similarity}; here they are cosine, dot and maxsim.")
 
     def encode(texts: Sequence[str], role: Role) -> Any:
         prompt = options.document_prompt if role == "document" else options.prompt
@@ -120,7 +120,7 @@ def evaluate_vectors(options: argparse.Namespace) -> dict[str, Any]:
 
     columns = [name.strip() for name in options.columns.split(",") if name.strip()]
     return evaluate(encode, options.vectors, columns, options.limit, options.predictions, options.bootstrap,
-                    is_cosine=similarity != "dot")
+                    is_cosine=similarity in ("", "cosine"))
 
 
 def compare_runs(

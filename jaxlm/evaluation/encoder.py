@@ -28,6 +28,8 @@ class Encoder:
             from sentence_transformers.util import SimilarityFunction
         except ImportError as error:
             raise UserError(f"sentence-transformers is not installed; {install('mteb')}.") from error
+        if model.vectors.similarity == "maxsim":
+            raise UserError(f"{model.path} has a vector per token; export it, and give MultiVectorEncoder(FOLDER).")
         self.model, self.similarity_fn_name = model, model.vectors.similarity or "cosine"
         self.similarity = SimilarityFunction.to_similarity_fn(self.similarity_fn_name)
         self.similarity_pairwise = SimilarityFunction.to_similarity_pairwise_fn(self.similarity_fn_name)

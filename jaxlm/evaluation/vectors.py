@@ -1,6 +1,6 @@
 """Evaluation of text vectors without training: similarity of pairs, classification of pairs, retrieval.
 
-Vectors are compared by their cosine, or by their product if the model was trained for it, in float32.
+Vectors are compared by their cosine, or by their product or MaxSim if the model was trained for it, in float32.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxlm.data.readers import Columns
 from jaxlm.errors import UserError
+from jaxlm.objectives.contrastive import text_scores
 from jaxlm.paths import check_output
 from jaxlm.tasks.evaluate import Result, bootstrap, rounded, text_groups, write_predictions
 from jaxlm.tasks.metrics import CUTOFF, correlations
 from jaxlm.tasks.tables import TableRow, read_table, whole_table
 from jaxlm.types import Role
 
-Encode = Callable[[Sequence[str], Role], Float[np.ndarray, "texts width"]]
+Encode = Callable[[Sequence[str], Role], Float[np.ndarray, "texts width"] | list[Float[np.ndarray, "tokens width"]]]
 """Function that returns the vectors of texts."""
 PAIR, GOLDS, RETRIEVAL = ("sentence1", "sentence2"), ("score", "label"), ("query", "positive")
 """Columns that are found by their names."""
 DEPTH = 100
 """Largest number of documents for recall."""
 QUERIES, DOCUMENTS = 1024, 4096
-"""Queries and documents that are compared at once."""
+"""Vectors of queries and of documents that are compared at once."""
 
 
 class Retrieval(NamedTuple):
@@ -92,7 +93,10 @@ def _pairs(encode: Encode, table: list[TableRow], names: Sequence[str], limit: i
     if len(np.unique(golds)) < 2:
         raise UserError(f"all values of {names[2]} are equal, which measures nothing; choose others with --columns.")
     texts = [(row.text(names[0]), row.text(names[1])) for row in labelled]
-    vectors = encode([*itertools.chain(*texts)], "").reshape(len(texts), 2, -1)
+    vectors = encode([*itertools.chain(*texts)], "")
+    if vectors.ndim > 2:
+        raise UserError("vectors of late interaction rank documents for queries; give a file of these, not of pairs.")
+    vectors = vectors.reshape(len(texts), 2, -1)
     scores = np.sum(vectors[:, 0] * vectors[:, 1], axis=1)
     overlaps = np.array([word_overlap(*pair) for pair in texts])
     is_label = bool(np.isin(golds, (0, 1)).all())
@@ -180,21 +184,24 @@ def ranking_metrics(
 
 
 def search(
-    queries: Float[np.ndarray, "queries width"], documents: Float[np.ndarray, "documents width"], depth: int
+    queries: Float[np.ndarray, "queries *tokens width"], documents: Float[np.ndarray, "documents *words width"],
+    depth: int,
 ) -> tuple[Int[np.ndarray, "queries depth"], Float[np.ndarray, "queries depth"]]:
-    """Return the documents with the largest products with each query, best first, and the products.
+    """Return the documents with the largest scores for each query, best first, and the scores.
 
-    Equal products are in the order of the documents. The search is exact, in blocks of documents with a running top-k.
+    Equal scores are in the order of the documents. The search is exact, in blocks of documents with a running top-k.
     """
     def block(rows: np.ndarray, start: int, size: int) -> np.ndarray:
         part = rows[start : start + size]
-        return np.pad(part, ((0, min(size, len(rows)) - len(part)), (0, 0)))
+        return np.pad(part, ((0, min(size, len(rows)) - len(part)), *[(0, 0)] * (rows.ndim - 1)))
 
-    parts = [jnp.asarray(block(queries, start, QUERIES)) for start in range(0, len(queries), QUERIES)]
-    shape = (min(QUERIES, len(queries)), depth)
+    num_queries, num_documents = (max(1, most // math.prod(x.shape[1:-1])) for x, most in (
+        (queries, QUERIES), (documents, DOCUMENTS)))
+    parts = [jnp.asarray(block(queries, start, num_queries)) for start in range(0, len(queries), num_queries)]
+    shape = (min(num_queries, len(queries)), depth)
     best = [(jnp.full(shape, -jnp.inf), jnp.full(shape, -1, jnp.int32)) for _ in parts]
-    for first in range(0, len(documents), DOCUMENTS):
-        part = jnp.asarray(block(documents, first, DOCUMENTS))
+    for first in range(0, len(documents), num_documents):
+        part = jnp.asarray(block(documents, first, num_documents))
         is_document = jnp.arange(len(part)) < len(documents) - first
         best = [
             _merge(*found, rows, part, is_document, jnp.int32(first)) for rows, found in zip(parts, best, strict=True)
@@ -205,11 +212,12 @@ def search(
 
 @jax.jit
 def _merge(
-    best: Float[Array, "queries depth"], rows: Int[Array, "queries depth"], queries: Float[Array, "queries width"],
-    documents: Float[Array, "block width"], is_document: Bool[Array, " block"], first: Int[Array, ""],
+    best: Float[Array, "queries depth"], rows: Int[Array, "queries depth"],
+    queries: Float[Array, "queries *tokens width"], documents: Float[Array, "block *words width"],
+    is_document: Bool[Array, " block"], first: Int[Array, ""],
 ) -> tuple[Float[Array, "queries depth"], Int[Array, "queries depth"]]:
     """Return the best of the scores so far and of those of a block; `top_k` keeps the order of equal ones."""
-    scores = jnp.einsum("qw,dw->qd", queries, documents, precision="highest")
+    scores = text_scores(queries, documents)
     scores = jnp.concatenate([best, jnp.where(is_document, scores, -jnp.inf)], axis=1)
     own = jnp.broadcast_to(first + jnp.arange(len(documents), dtype=jnp.int32), (len(queries), len(documents)))
     best, at = jax.lax.top_k(scores, best.shape[1])
@@ -218,10 +226,13 @@ def _merge(
 
 def _encode_distinct(
     encode: Encode, is_unit: bool, texts: Sequence[str], role: Role
-) -> Float[np.ndarray, "texts width"]:
-    """Return vectors. Each distinct text is encoded once, so that equal ones have equal vectors."""
+) -> Float[np.ndarray, "texts *tokens width"]:
+    """Return vectors, padded with zeros. Each distinct text is encoded once, so that equal ones have equal vectors."""
     number = {text: i for i, text in enumerate(dict.fromkeys(texts))}
     vectors = encode(list(number), role)
+    if isinstance(vectors, list):
+        most = max(map(len, vectors))
+        vectors = np.stack([np.pad(each, ((0, most - len(each)), (0, 0))) for each in vectors])
     if is_unit:
         vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
     return vectors[[number[text] for text in texts]]

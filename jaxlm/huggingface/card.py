@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from jaxlm import __version__
 from jaxlm.huggingface.family import TransformersModel
+from jaxlm.huggingface.sentence_transformers import MULTI_VECTOR
 from jaxlm.huggingface.tasks import SETTINGS_KEY
 from jaxlm.objectives.base import Objective
 from jaxlm.tasks.rerank import Rerank
@@ -97,13 +98,15 @@ def _use(
     ]
     if vectors:
         shorter = f"  # truncate_dim={vectors.widths[0]} for shorter vectors" if vectors.widths else ""
+        is_late = vectors.similarity == "maxsim"
+        kind, pooling = (MULTI_VECTOR, "") if is_late else ("SentenceTransformer", f" --pooling {vectors.pooling}")
         lines += [
-            f"For vectors of texts, those of `jaxlm embed --pooling {vectors.pooling}`:", "",
+            f"For vectors of texts, those of `jaxlm embed{pooling}`:", "",
             "```python",
-            "from sentence_transformers import SentenceTransformer",
-            f"model = SentenceTransformer({name!r}){shorter}",
+            f"from sentence_transformers import {kind}",
+            f"model = {kind}({name!r}){shorter}",
         ]
-        if any(text for _, text in vectors.prompts):
+        if is_late or any(text for _, text in vectors.prompts):
             lines += ["queries = model.encode_query(['A query'])", "passages = model.encode_document(['A passage.'])"]
         else:
             lines.append("vectors = model.encode(['A sentence.'])")

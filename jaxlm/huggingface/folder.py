@@ -93,10 +93,11 @@ def export_folder(
         for model in models:
             _write_model(temporary / model.folder, model, objective, params, tokenizer, length, stop_ids)
         if vectors is not None:
-            write_vectors(temporary, objective, vectors._replace(length=length))
+            write_vectors(temporary, objective, vectors._replace(length=length), params)
         if isinstance(objective, Rerank) and objective.query_prompt:
             write_reranker(temporary, objective.query_prompt)
-        private = listed([name for model in models for name in model.table.private if name in params])
+        written = vectors and vectors.similarity == "maxsim"  # the projection, as a module of sentence-transformers
+        private = "" if written else listed([n for model in models for n in model.table.private if n in params])
         card = dataclasses.replace(card, rows={**card.rows, "Left out, without a counterpart there": private})
         parameters = sum(int(np.prod(get(template, path).shape)) for path in exported)
         text = render(card, objective, models, parameters, out.name, vectors)

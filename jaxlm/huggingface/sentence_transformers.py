@@ -8,20 +8,28 @@ from pathlib import Path
 from typing import Any
 
 from jaxlm.errors import UserError
+from jaxlm.huggingface.table import Table, dense
+from jaxlm.huggingface.weights import write_weights
 from jaxlm.inference.embed import resolve_pooling
 from jaxlm.parallel.hosts import log
 from jaxlm.paths import read_json, reading
 from jaxlm.tokenizers.classes import read_length
-from jaxlm.types import Vectors
+from jaxlm.types import Params, Vectors
 
 MODES = {"cls": "cls_token", "mean": "mean_tokens", "last": "lasttoken"}
 """Our pooling modes → their names in sentence-transformers."""
 MODULES, POOLING, LENGTH = "modules.json", "1_Pooling/config.json", "sentence_bert_config.json"
-CONFIG, RERANKER = "config_sentence_transformers.json", "CrossEncoder"
+CONFIG, RERANKER, MULTI_VECTOR = "config_sentence_transformers.json", "CrossEncoder", "MultiVectorEncoder"
+IDENTITY, TOKENS = "torch.nn.modules.linear.Identity", {"module_input_name": "token_embeddings"}
+DENSE, MASK, NORMALIZE = "1_Dense", "2_MultiVectorMask", "3_Normalize"
+"""Modules of a multi-vector encoder after its Transformer."""
+PROJECTION = Table(dense("token_projection", "linear", bias=False))
 
 
-def write(folder: Path, objective: Any, vectors: Vectors) -> None:
-    """Write the files from which `SentenceTransformer(folder)` computes our vectors."""
+def write(folder: Path, objective: Any, vectors: Vectors, params: Params) -> None:
+    """Write the files from which `SentenceTransformer(folder)` or `MultiVectorEncoder(folder)` computes our vectors."""
+    if vectors.similarity == "maxsim":
+        return _write_late(folder, objective, vectors, params)
     vectors = vectors._replace(pooling=resolve_pooling(objective, vectors.pooling))
     names, width = ["", "1_Pooling", *(["2_Normalize"] if vectors.normalize else [])], objective.model.text_model.width
     modes = {f"pooling_mode_{theirs}": ours == vectors.pooling for ours, theirs in MODES.items()}
@@ -35,19 +43,35 @@ def write(folder: Path, objective: Any, vectors: Vectors) -> None:
     })
 
 
+def _write_late(folder: Path, objective: Any, vectors: Vectors, params: Params) -> None:
+    """Write the files of a multi-vector encoder, which sentence-transformers has since version 6."""
+    longest, pieces = objective.query_length or vectors.length, objective.vocabulary.pieces
+    expansion = {"strategy": "fixed", "attend": True, "length": longest} if objective.expand_queries else None
+    sizes = {"in_features": objective.model.width, "out_features": objective.token_width}
+    _write(folder, ["", DENSE, MASK, NORMALIZE], {
+        LENGTH: {"max_seq_length": vectors.length, "query_length": longest, "query_expansion": expansion},
+        CONFIG: {"model_type": MULTI_VECTOR, "prompts": dict(vectors.prompts), "similarity_fn_name": "maxsim"},
+        f"{DENSE}/config.json": {**sizes, "bias": False, "activation_function": IDENTITY, **TOKENS},
+        f"{MASK}/config.json": {"skiplist_words": [pieces[i] for i in objective.skipped_ids]},
+        f"{NORMALIZE}/config.json": TOKENS,
+    })
+    write_weights(folder / DENSE, PROJECTION.to_transformers(params))
+
+
 def write_reranker(folder: Path, prompt: str) -> None:
     """Write the files from which `CrossEncoder(folder)` reads a prompt before each query."""
     _write(folder, [""], {
         LENGTH: {"transformer_task": "sequence-classification"},
         CONFIG: {"model_type": RERANKER, "prompts": {"query": prompt}, "default_prompt_name": "query",
-                 "activation_fn": "torch.nn.modules.linear.Identity"},
+                 "activation_fn": IDENTITY},
     })
 
 
 def _write(folder: Path, modules: Sequence[str], contents: dict[str, Any]) -> None:
     contents[MODULES] = [
-        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{path[2:] or 'Transformer'}"}
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.{room}.{path[2:] or 'Transformer'}"}
         for i, path in enumerate(modules)
+        for room in ["multi_vector_encoder.modules" if path == MASK else "models"]
     ]
     for name in modules:
         (folder / name).mkdir(exist_ok=True)

@@ -17,10 +17,11 @@ from jaxlm.errors import UserError
 from jaxlm.inference.generate import pad
 from jaxlm.models.base import AtEnd, Inputs, Model, text_vectors
 from jaxlm.objectives.base import Objective
+from jaxlm.objectives.contrastive import InfoNCE
 from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.parallel.inference import num_row_shards, run_rows
 from jaxlm.tokenizers.vocabulary import Vocabulary
-from jaxlm.types import Params, Pooling
+from jaxlm.types import Params, Pooling, Role
 
 BATCH = 32
 """Texts in a batch of a device."""
@@ -28,11 +29,12 @@ BATCH = 32
 
 def embed(
     loaded: PretrainedModel, texts: Sequence[str], pooling: Pooling = "mean", length: int | None = None,
-    normalize: bool = False, progress: bool = False, batch_size: int = BATCH,
-) -> Float[np.ndarray, "texts width"]:
+    normalize: bool = False, progress: bool = False, batch_size: int = BATCH, role: Role = "",
+) -> Float[np.ndarray, "texts width"] | list[Float[np.ndarray, "tokens width"]]:
     """Return one float32 vector per text, pooled from its last hidden states, special tokens included.
 
-    T5 uses its encoder, ELMo the mean of all layers ([forward, backward]), word2vec its word vectors.
+    T5 uses its encoder, ELMo the mean of all layers ([forward, backward]), word2vec its word vectors. A model of late
+    interaction has a vector per token, but for those of its skip list.
 
     Args:
         loaded: The trained model.
@@ -44,6 +46,7 @@ def embed(
         normalize: Scale vectors to Euclidean length 1.
         progress: Show a progress bar if standard error is a terminal.
         batch_size: Texts in a batch of a device.
+        role: Of texts in late interaction, where "" is a document.
 
     Raises:
         UserError: A text has no tokens, the length is below 3, or the model has no summary token.
@@ -51,6 +54,9 @@ def embed(
     objective, vocabulary = loaded.objective, loaded.tokenizer.vocabulary
     model, text_params = objective.model.text_model, objective.model.text_params(loaded.params)
     length = 512 if length is None else length
+    is_late = bool((trained := objective.vectors(None)) and trained.similarity == "maxsim")
+    if is_late and role == "query":
+        length = min(length, objective.query_length or length)
     if length < 3:
         raise UserError(f"the length of texts must be 3 or more, not {length}.")
     max_length = min(length, model.max_length or length)
@@ -59,7 +65,9 @@ def embed(
     rows = [template.build(vocabulary, ids[:room]) for ids in loaded.tokenizer.encode_arrays(texts)]
     if empty := [number for number, row in enumerate(rows) if not len(row.input_ids)]:
         raise UserError(f"text {empty[0] + 1} has no tokens; remove it.")
-    pooling = resolve_pooling(objective, pooling)
+    compute = functools.partial(_vectors, model, vocabulary, resolve_pooling(objective, pooling))
+    if is_late:
+        compute = functools.partial(_token_vectors, objective, is_query=role == "query")
     vectors: list[Any] = [None] * len(rows)
     order = np.argsort([len(row.input_ids) for row in rows], kind="stable")
     shown = progress and sys.stderr.isatty()
@@ -73,9 +81,11 @@ def embed(
         segments, _ = pad([rows[number].segments for number in filled])
         ids, segments, mask = (x[:, :max_length] for x in (ids, segments, mask.astype(np.int32)))
         inputs = Inputs(ids, segments, mask, padding=AtEnd())
-        found = run_rows(functools.partial(_vectors, model, vocabulary, pooling), text_params, inputs)
+        found = run_rows(compute, text_params, inputs)
         for number, vector in zip(filled, found, strict=True):
             vectors[number] = vector
+    if is_late:
+        return [vector[np.any(vector, axis=1)] for vector in vectors]
     result = np.stack(vectors)
     return result / np.maximum(np.linalg.norm(result, axis=1, keepdims=True), 1e-12) if normalize else result
 
@@ -97,3 +107,6 @@ def _vectors(
     model: Model, vocabulary: Vocabulary, pooling: Pooling, params: Params, inputs: Inputs
 ) -> Float[Array, "batch width"]:
     return text_vectors(model, params, model.complete_inputs(inputs, vocabulary), pooling)
+
+
+_token_vectors = jax.jit(InfoNCE.token_vectors, static_argnums=0, static_argnames="is_query")

@@ -60,7 +60,7 @@ class TrainedModel(PretrainedModel):
         self, texts: Sequence[str], pooling: Pooling | None = None, length: int | None = None,
         normalize: bool | None = None, prompt: str | None = None, role: Role = "", progress: bool = False,
         batch_size: int = BATCH,
-    ) -> Float[np.ndarray, "texts width"]:
+    ) -> Float[np.ndarray, "texts width"] | list[Float[np.ndarray, "tokens width"]]:
         """Return one float32 vector per text; see `jaxlm.inference.embed.embed`, which has the other arguments.
 
         None stands for the setting of a contrastive run or a folder of sentence-transformers; other models have mean
@@ -79,10 +79,12 @@ class TrainedModel(PretrainedModel):
         if prompt and not settings.pools_prompt:
             raise UserError(f"{self.path} pools texts without their prompt, which jaxlm does not support; give '' as "
                             "prompt (--prompt).")
+        if pooling and settings.similarity == "maxsim":
+            raise UserError(f"{self.path} has a vector per token, which are not pooled; leave out --pooling.")
         return embed(
             self, [prompt + text for text in _checked(texts)], pooling or settings.pooling,
             settings.length if length is None else length, settings.normalize if normalize is None else normalize,
-            progress, batch_size,
+            progress, batch_size, role,
         )
 
     def fill(self, texts: Sequence[str], top_k: int = 5) -> list[list[list[tuple[str, float]]]]:

@@ -48,8 +48,9 @@ class Contrastive(InfoNCE):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.criterion == "cosent" and (self.negatives or self.symmetric):
-            raise UserError("objective.criterion cosent compares pairs; leave out objective.negatives and symmetric.")
+        if self.criterion == "cosent" and (self.negatives or self.symmetric or self.is_late):
+            raise UserError("objective.criterion cosent compares pairs of vectors; leave out objective.negatives, "
+                            "symmetric and interaction.")
 
     @property
     def min_rows(self) -> int:

@@ -81,6 +81,32 @@ def test_retrieval_with_ties_in_blocks(tmp_path, monkeypatch):
     assert found["groups"] == 2  # texts are compared without punctuation, so without the sign
 
 
+def test_retrieval_by_late_interaction_in_blocks(tmp_path, monkeypatch):
+    """A vector per word on one of three axes: the score is the sum over the query's words of the best product."""
+    monkeypatch.setattr(vectors, "QUERIES", 9)
+    monkeypatch.setattr(vectors, "DOCUMENTS", 20)
+    draws = np.random.default_rng(0)
+    words = {"a": [1, 0, 0], "b": [0, -1, 0], "c": [-0.6, 0.8, 0], "d": [0, 0, 1]}
+
+    def drawn(count: int, most: int) -> list[str]:
+        return [" ".join(draws.choice(list(words), draws.integers(1, most))) for _ in range(count)]
+
+    def encode(texts, role):
+        return [np.array([words[word] for word in text.split()], np.float32) for text in texts]
+
+    queries, documents = dict.fromkeys(drawn(10, 5)), list(dict.fromkeys(drawn(40, 7)))
+    rows = [{"query": query, "positive": documents[i :: len(queries)]} for i, query in enumerate(queries)]
+    write_rows(tmp_path / "a.jsonl", rows)
+    vectors.evaluate(encode, str(tmp_path / "a.jsonl"), predictions=str(tmp_path / "out.jsonl"), is_cosine=False)
+    for query, line in zip(queries, (tmp_path / "out.jsonl").read_text().splitlines(), strict=True):
+        scores = [sum(max(np.dot(words[q], words[d]) for d in text.split()) for q in query.split())
+                  for text in documents]
+        np.testing.assert_allclose(json.loads(line)["scores"], sorted(scores, reverse=True)[:10], atol=1e-6)
+    write_rows(tmp_path / "b.jsonl", [{"sentence1": "a", "sentence2": "b c", "score": score} for score in (1, 2)])
+    with pytest.raises(UserError, match="rank documents for queries; give a file of these, not of pairs"):
+        vectors.evaluate(encode, str(tmp_path / "b.jsonl"), is_cosine=False)
+
+
 def test_the_search_keeps_the_best_of_all_blocks(monkeypatch):
     monkeypatch.setattr(vectors, "QUERIES", 5)
     monkeypatch.setattr(vectors, "DOCUMENTS", 16)

@@ -8,6 +8,7 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 import transformers
 from safetensors.numpy import load_file, save_file
 from sentence_transformers import CrossEncoder, SentenceTransformer
@@ -32,6 +33,7 @@ from tests.huggingface.support import read_json
 from tests.huggingface.test_tasks import MODELS, Bert, Gpt2
 from tests.huggingface.test_tasks import tokenizer as bpe  # noqa: F401 - a fixture
 from tests.params import random_params
+from tests.tokenizers.test_llama_forms import save as save_form
 
 TEXTS = ["THE Tree", "ak", "bks the TREE, lb as a tree then and then " * 4]
 SETTINGS = Vectors(
@@ -221,3 +223,56 @@ def test_a_tokenizer_cannot_be_trained_for_a_pretrained_model(flag, sentence_fol
 
 def test_widths_and_prompts_are_read_again(bpe, tmp_path):  # noqa: F811
     assert read(folder_of(MaskedLM, Bert, bpe, tmp_path / "model", vectors=SETTINGS)) == SETTINGS
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_decoder_that_embeds_with_instructions(side, tmp_path):
+    """As Qwen3-Embedding: the last token, an end symbol by the tokenizer's template, prompts, padding in front."""
+    folder = save_form("qwen3", tmp_path / "model")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    end, number = tokenizer.eos_token, tokenizer.eos_token_id
+    first, other = ([{"Sequence": {"id": name, "type_id": 0}}, {"SpecialToken": {"id": end, "type_id": 0}}]
+                    for name in "AB")
+    change(folder / "tokenizer.json", post_processor={"type": "Sequence", "processors": [
+        {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
+        {"type": "TemplateProcessing", "single": first, "pair": [*first, *other],
+         "special_tokens": {end: {"id": end, "ids": [number], "tokens": [end]}}},
+    ]})
+    change(folder / "tokenizer_config.json", padding_side=side)
+    torch.manual_seed(0)
+    model = transformers.Qwen3Model(transformers.Qwen3Config(
+        vocab_size=len(tokenizer), hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=6,
+        num_key_value_heads=2, head_dim=8, max_position_embeddings=64, tie_word_embeddings=True,
+        pad_token_id=number, eos_token_id=number,
+        rope_parameters={"rope_type": "default", "rope_theta": 100.0},
+    ))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.15 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    change(folder / "config.json", architectures=["Qwen3ForCausalLM"])  # with the tensors of the bare model, as there
+    instruction = "Instruct: find the tree\nQuery:"
+    settings = {"prompts": {"query": instruction, "document": ""}, "similarity_fn_name": "cosine"}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    kinds = ("", "1_Pooling", "2_Normalize")
+    for kind in kinds[1:]:
+        (folder / kind).mkdir()
+    (folder / "modules.json").write_text(json.dumps([
+        {"idx": i, "name": str(i), "path": kind, "type": f"sentence_transformers.models.{kind[2:] or 'Transformer'}"}
+        for i, kind in enumerate(kinds)]))
+    (folder / "1_Pooling/config.json").write_text(json.dumps(
+        {"word_embedding_dimension": 48, "pooling_mode_lasttoken": True, "include_prompt": True}))
+    texts = ["the cat", "mat, then it ran " * 6, "a", "it " * 90]
+    theirs = SentenceTransformer(str(folder), device="cpu")
+    assert theirs.tokenizer.padding_side == side and theirs.tokenizer(texts)["input_ids"][0][-1] == number
+    wanted = {"query": theirs.encode_query(texts), "document": theirs.encode_document(texts)}
+    assert np.abs(wanted["query"] - wanted["document"]).max() > 0.1
+    run, out = str(tmp_path / "run"), str(tmp_path / "out")
+    assert main(["import", str(folder), run]) == main(["export", run, out]) == 0
+    for path in (folder, run, out):
+        ours = load_trained(path)
+        for role, vectors in wanted.items():
+            np.testing.assert_allclose(ours.encode(texts, role=role), vectors, atol=1e-5)
+    again = SentenceTransformer(out, device="cpu")
+    assert again.tokenizer.padding_side == side and again.prompts["query"] == instruction
+    np.testing.assert_allclose(again.encode_query(texts), wanted["query"], atol=1e-5)

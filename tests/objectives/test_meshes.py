@@ -91,11 +91,15 @@ TRAINED: dict[str, Objective] = {
     "contrastive": Contrastive(
         model=Bert(**SIZES, max_positions=LENGTH), negatives=1, symmetric=True, widths=(8,), query_length=16, chunks=2,
     ),
+    "late": Contrastive(
+        model=Bert(**SIZES, max_positions=LENGTH), negatives=1, interaction="late", token_width=8, query_length=16,
+        expand_queries=True, temperature=1.0, chunks=2,
+    ),
 }
 STEPS = {"deberta": ("one", "eight", "2x4", "mixed"), "contrastive": ("one", "eight", "2x4", "mixed"),
-         "llama": ("one", "eight", "2x4", "mixed", "tensor")}
+         "late": ("one", "eight", "mixed"), "llama": ("one", "eight", "2x4", "mixed", "tensor")}
 """Meshes of an objective's train step; by default one device, and all axes split."""
-TARGETS = {"contrastive": ROWS - 1}
+TARGETS = {"contrastive": ROWS - 1, "late": ROWS - 1}
 """Targets of an objective's batch, where they are no tokens."""
 ENTITIES = 300
 OBJECTIVES: dict[str, Objective] = TRAINED | {

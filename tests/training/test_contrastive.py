@@ -117,6 +117,40 @@ def test_its_vectors_by_every_way_out(run, tmp_path, capsys):
         assert np.abs(wanted).max() > 1.5 or folder == run
 
 
+@pytest.mark.slow  # huggingface/test_late_interaction.py has its vectors
+def test_late_interaction_from_pairs_to_a_multi_vector_encoder(encoder, pairs, tmp_path, capsys):
+    from sentence_transformers import MultiVectorEncoder
+
+    flags = ["--objective.interaction", "late", "--objective.temperature", "1", "--objective.query-length", "12",
+             "--objective.expand-queries", "True", "--objective.token-width", "16"]
+    assert main(command(encoder, pairs, tmp_path / "late", *flags)) == 0
+    assert [line["eval_accuracy"] for line in metrics(tmp_path / "late") if "eval_accuracy" in line][-1] > 0.5
+    assert main(["export", str(tmp_path / "late"), str(tmp_path / "out")]) == 0
+    rows = [json.loads(line) for line in pairs.read_text().splitlines()[:50]]
+    (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    capsys.readouterr()
+    assert main(["evaluate", str(tmp_path / "late"), "--vectors", str(tmp_path / "q.jsonl"), "--json", "--predictions",
+                 str(tmp_path / "found.jsonl")]) == 0
+    result = json.loads(capsys.readouterr().out)
+    theirs = MultiVectorEncoder(str(tmp_path / "out"), device="cpu")
+    wanted = theirs.similarity(theirs.encode_query([row["query"] for row in rows]),
+                               theirs.encode_document([row["positive"] for row in rows])).numpy()
+    found = [json.loads(line)["scores"] for line in (tmp_path / "found.jsonl").read_text().splitlines()]
+    np.testing.assert_allclose(found, -np.sort(-wanted, axis=1)[:, :10], atol=1e-4)
+    ranks = 1 + np.sum(wanted > np.diagonal(wanted)[:, None], axis=1)
+    assert result["metrics"]["recall_at_10"] == pytest.approx(np.mean(ranks <= 10), abs=0.021)  # ties
+    assert result["metrics"]["mrr_at_10"] > 0.3
+    # It is a vector per token everywhere, and the settings go on.
+    assert main(["embed", str(tmp_path / "late"), "bo de"]) == 0
+    assert np.shape(json.loads(capsys.readouterr().out)["vector"])[1] == 16
+    assert main(["embed", str(tmp_path / "late"), "bo de", "--out", str(tmp_path / "x.npy")]) == 2
+    assert "has a vector per token, of which no array can be written" in capsys.readouterr().err
+    again = command(tmp_path, pairs, tmp_path / "again", "--train.steps", "2")
+    again[again.index(str(tmp_path / "run"))] = str(tmp_path / "late")
+    assert main(again) == 0
+    assert json.loads((tmp_path / "again/config.json").read_text())["objective"]["expand_queries"] is True
+
+
 def test_refusals(encoder, pairs, tmp_path, capsys):
     assert main(command(encoder, pairs, tmp_path / "x", "--train.accumulate", "2")) == 2
     assert "train.accumulate 2 would compare only the rows of a microbatch" in capsys.readouterr().err
