@@ -62,8 +62,7 @@ _PUBLISHED = {("spiece.model", "<pad>", "</s>", "<unk>"): "t5",
 _QWEN = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
          r"\s+(?!\S)|\s+")
 _REBUILT = {
-    "llama": {"normalizer": None, "pre_tokenizer": {
-        "type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False}},
+    "llama": {"normalizer": None, "pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "split": False}},
     "qwen2": {"normalizer": {"type": "NFC"}, "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
         {"type": "Split", "pattern": {"Regex": _QWEN}, "behavior": "Isolated", "invert": False},
         {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}]}},
@@ -142,7 +141,12 @@ def rebuilt(folder: epath.Path, content: Mapping[str, Any]) -> dict[str, Any]:
     is_whole = model_type in ("mistral", "modernbert", "modernbert-decoder") or named not in _REBUILT
     if is_whole or (named == "llama" and '"ByteLevel"' in json.dumps(content.get("pre_tokenizer"))):
         return dict(content)
-    return {**content, **_REBUILT[named], "model": content["model"] | {"ignore_merges": False}}
+    parts, settings = _REBUILT[named], _read(folder, "tokenizer_config.json")
+    if named == "llama":
+        scheme = "always" if settings.get("legacy") else "first"
+        scheme = scheme if settings.get("add_prefix_space", True) else "never"
+        parts = parts | {"pre_tokenizer": parts["pre_tokenizer"] | {"prepend_scheme": scheme}}
+    return {**content, **parts, "model": content["model"] | {"ignore_merges": False}}
 
 
 def read_class(folder: epath.Path) -> str:

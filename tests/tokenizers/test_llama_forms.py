@@ -115,21 +115,23 @@ def test_ids_offsets_and_text_of_500_lines(name, tmp_path):
     assert len({tuple(ids) for ids, _ in found}) > 450
 
 
-# Folder, class and type: LlamaTokenizer puts no symbol before a space, and Qwen2Tokenizer has a normalizer and an
-# expression of its own, for the type qwen2 whatever class is named.
+# Form, class, type and settings: LlamaTokenizer puts no symbol before a space, and Qwen2Tokenizer has a normalizer and
+# an expression of its own, for the type qwen2 whatever class is named.
 REBUILT = [
-    ("llama2", "LlamaTokenizer", "llama"), ("llama2", "LlamaTokenizerFast", "llama"), ("llama2", None, "llama"),
-    ("llama2", "LlamaTokenizer", "mistral"), ("llama3", "LlamaTokenizer", "llama"),
-    ("llama3", "PreTrainedTokenizerFast", "qwen2"), ("llama3", "PreTrainedTokenizerFast", "qwen3"),
-    ("llama3", None, "qwen3"), ("smollm2", "TokenizersBackend", "qwen2"), ("qwen3", "Qwen2TokenizerFast", "qwen2"),
+    ("llama2", "LlamaTokenizer", "llama", {}), ("llama2", "LlamaTokenizer", "llama", {"legacy": True}),
+    ("llama2", "LlamaTokenizerFast", "llama", {"add_prefix_space": False}), ("llama2", None, "llama", {}),
+    ("llama2", "LlamaTokenizer", "mistral", {}), ("llama3", "LlamaTokenizer", "llama", {}),
+    ("llama3", "PreTrainedTokenizerFast", "qwen2", {}), ("llama3", "PreTrainedTokenizerFast", "qwen3", {}),
+    ("llama3", None, "qwen3", {}), ("smollm2", "TokenizersBackend", "qwen2", {}),
+    ("qwen3", "Qwen2TokenizerFast", "qwen2", {}),
 ]
 
 
-@pytest.mark.parametrize(("name", "cls", "model_type"), REBUILT)
-def test_classes_with_parts_of_their_own(name, cls, model_type, tmp_path):
+@pytest.mark.parametrize(("name", "cls", "model_type", "others"), REBUILT)
+def test_classes_with_parts_of_their_own(name, cls, model_type, others, tmp_path):
     """Also texts that begin with a space, runs of digits, and marks that NFC composes."""
     folder, out = save(name, tmp_path / "theirs"), tmp_path / "out"
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings = json.loads((folder / "tokenizer_config.json").read_text()) | others
     del settings["tokenizer_class"]
     (folder / "tokenizer_config.json").write_text(json.dumps(settings | ({"tokenizer_class": cls} if cls else {})))
     (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
