@@ -24,6 +24,7 @@ from jaxlm.huggingface.sentence_transformers import read as read_vectors
 from jaxlm.huggingface.sentence_transformers import read_module, write_reranker
 from jaxlm.huggingface.sentence_transformers import write as write_vectors
 from jaxlm.huggingface.table import listed
+from jaxlm.huggingface.tasks import SETTINGS_KEY
 from jaxlm.huggingface.weights import INDEX, SINGLE, Weights, write_weights
 from jaxlm.keys import Purpose, purpose_key
 from jaxlm.objectives.base import Bound, Objective
@@ -39,6 +40,8 @@ from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.trees import get, paths, put, subtrees, within
 from jaxlm.types import FolderSettings, Params, Vectors
 
+NEXT = "predicts_next"
+"""Field of `MaskedLM` among the settings of config.json (`SETTINGS_KEY`)."""
 RELATIVE_LENGTH = 512
 """Maximum length for tokenizers of models with relative positions: that at which T5 and XLNet were pretrained."""
 
@@ -97,7 +100,9 @@ def export_folder(
         if isinstance(objective, Rerank) and objective.query_prompt:
             write_reranker(temporary, objective.query_prompt)
         private = listed([name for model in models for name in model.table.private if name in params])
-        card = dataclasses.replace(card, rows={**card.rows, "Left out, without a counterpart there": private})
+        rows = {**card.rows, "Left out, without a counterpart there": private,
+                "Masked tokens": "predicted at the position before them" * objective.predicts_next}
+        card = dataclasses.replace(card, rows=rows)
         parameters = sum(int(np.prod(get(template, path).shape)) for path in exported)
         text = render(card, objective, models, parameters, out.name, vectors)
         (temporary / "README.md").write_text(text, encoding="utf-8")
@@ -110,7 +115,8 @@ def _write_model(
 ) -> None:
     """Write the configuration, the weights and the tokenizer of a Transformers model."""
     folder.mkdir(exist_ok=True)
-    config = {"architectures": [model.architecture], "dtype": "float32", **model.config}
+    settings = {SETTINGS_KEY: {NEXT: True}} if objective.predicts_next else {}
+    config = {"architectures": [model.architecture], "dtype": "float32", **model.config, **settings}
     _write_json(folder / "config.json", config)
     if model.generation_config is not None:
         ends = {"eos_token_id": [*stop_ids] if len(stop_ids) > 1 else stop_ids[0]} if stop_ids else {}
@@ -141,6 +147,10 @@ def import_folder(hf_dir: str | os.PathLike[str], *, seed: int = 0) -> Pretraine
         source = Source(folder, config, shapes)
         try:
             objective = family.read_objective(source)
+            if objective.model.text_model.is_causal:
+                source.require(is_causal=True, use_bidirectional_attention=False)
+            if (config.get(SETTINGS_KEY) or {}).get(NEXT) and NEXT in vars(objective):
+                objective = dataclasses.replace(objective, **{NEXT: True})
         except UserError as error:
             if not str(error).startswith("objective."):
                 raise

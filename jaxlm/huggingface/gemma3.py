@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 
+from jaxlm.errors import UserError
 from jaxlm.huggingface import llama
 from jaxlm.huggingface.family import Family, Fields, Head, Source, TransformersModel
 from jaxlm.huggingface.modernbert import KINDS, read_period
 from jaxlm.huggingface.modernbert import layer_types as layer_types_of
 from jaxlm.models.llama import Gemma3
-from jaxlm.objectives.causal_lm import CausalLM
 
+BOTH, WINDOW = "use_bidirectional_attention", "sliding_window"
 FIELDS: Fields = llama.fields(262_208, 2304, 9216, 26, 8, 131_072) | llama.ATTENTION_BIAS | {
     "activation": ("hidden_activation", "gelu_new"), "tied_head": ("tie_word_embeddings", True),
-    "score_width": ("query_pre_attn_scalar", 256), "window": ("sliding_window", 4096),
+    "score_width": ("query_pre_attn_scalar", 256), "window": (WINDOW, 4096),
 }
 FULL, LOCAL = KINDS
 GLOBAL_THETA, LOCAL_THETA = 1_000_000.0, 10_000.0
 
 
-def models(objective: CausalLM) -> tuple[TransformersModel]:
+def models(objective: llama.Pretraining) -> tuple[TransformersModel]:
     """Return the Transformers model that the objective's parameters fill."""
-    (model,), m = llama.decoder(objective, "gemma3_text", "Gemma3", FIELDS), objective.model
+    m = objective.model
+    # This key is also known to other readers of Gemma. It halves the window.
+    (model,) = llama.decoder(objective, "gemma3_text", "Gemma3", FIELDS, {BOTH: True, WINDOW: 2 * m.window})
     ropes = {FULL: model.config["rope_parameters"], LOCAL: {"rope_type": "default", "rope_theta": m.local_theta}}
     types = layer_types_of(m.num_layers, m.global_period, m.global_period - 1)
     own = {"rope_parameters": ropes, "rope_local_base_freq": m.local_theta, "layer_types": types}
@@ -30,9 +33,9 @@ def models(objective: CausalLM) -> tuple[TransformersModel]:
     return (dataclasses.replace(model, config={**model.config, **own}),)
 
 
-def read_objective(source: Source) -> CausalLM:
-    """Read causal language modelling with a Gemma 3, whose class ignores attn_logit_softcapping."""
-    source.require(final_logit_softcapping=None)
+def read_objective(source: Source) -> llama.Pretraining:
+    """Read causal or masked language modelling with a Gemma 3, whose class ignores attn_logit_softcapping."""
+    source.require(final_logit_softcapping=None, use_bidirectional_attention=(True, False))
     ropes = source.config.get("rope_parameters") or {}
     full, local = (Source(source.folder, ropes.get(kind) or {}, ()) for kind in KINDS)
     local.require(rope_type="default")
@@ -41,9 +44,15 @@ def read_objective(source: Source) -> CausalLM:
     flat = {"rope_parameters": merged, "rope_scaling": None, "rope_theta": source.value("rope_theta", GLOBAL_THETA)}
     flat_source = dataclasses.replace(source, config={**source.config, **flat})
     fields = llama.read_decoder(flat_source, FIELDS, kv_heads=4, head_dim=256)
+    if source.config.get(BOTH):
+        if fields["window"] % 2:
+            raise UserError(f"{source.folder / 'config.json'}: {WINDOW} is {fields['window']}, which {BOTH} halves; it "
+                            "must be even.")
+        # Half of it and 1 is a bound that distances stay below; with `is_causal` false, too, they may reach it.
+        fields |= {"window": fields["window"] // 2 + (not fields["is_causal"]), "is_causal": False}
     theta = local.value("rope_theta", source.value("rope_local_base_freq", LOCAL_THETA))
     period = read_period(source, "sliding_window_pattern", 6, fields["num_layers"], from_end=True)
-    return CausalLM(model=Gemma3(**fields, local_theta=theta, global_period=period))
+    return llama.objective_of(Gemma3(**fields, local_theta=theta, global_period=period))
 
 
 FAMILY = Family("gemma3_text", models, read_objective, {

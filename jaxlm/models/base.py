@@ -186,6 +186,15 @@ class Model:
         """Return a copy with other values of the `execution` fields; the model ignores fields that it lacks."""
         return dataclasses.replace(self, **{name: changes[name] for name in self.execution if name in changes})
 
+    def as_type(self, kind: type[Model]) -> Model:
+        """Return a model of another class with the fields that both have; its parameters have the same names."""
+        names = {item.name for item in dataclasses.fields(kind)}
+        return kind(**{f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name in names})
+
+    def in_direction(self, is_causal: bool) -> Model | None:
+        """Return a model of the same parameters with causal or with bidirectional attention; None if there is none."""
+        return self if self.is_causal == is_causal else None
+
     def for_vocabulary(self, vocabulary: Vocabulary) -> Self:
         """Return a copy with the vocabulary size of `vocabulary`."""
         return dataclasses.replace(self, vocab_size=vocabulary.rows(self.vocab_size, self.vocab_multiple))

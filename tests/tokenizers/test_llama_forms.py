@@ -95,7 +95,7 @@ def test_ids_offsets_and_text_of_500_lines(name, tmp_path):
     assert ours.vocabulary.eos == theirs.eos_token_id and ours.vocabulary.pad == theirs.pad_token_id
     assert ours.vocabulary.bos == (-1 if theirs.bos_token_id is None else theirs.bos_token_id)
     out = tmp_path / "out"
-    export(ours, out, Llama.template, 512)
+    export(ours, out, Llama().template, 512)
     (out / "config.json").write_text((folder / "config.json").read_text())
     exported = transformers.AutoTokenizer.from_pretrained(out)
     found = ours.encode_with_offsets(texts)
