@@ -135,7 +135,7 @@ class Objective:
     is_causal: ClassVar[bool | None] = None
     """Whether the model must attend to earlier tokens only or, False, to all; a pretrained model is changed into such
     a one (`Model.in_direction`). None for either."""
-    predicts_next: ClassVar[bool] = False
+    predicts_next = False  # not annotated, as `Model.is_causal`
     """Whether a masked token is predicted by the hidden state before it."""
     denoises: ClassVar[bool] = False
     """Whether the trained model also fills masks in steps, each of which sees the tokens of the steps before, so that
