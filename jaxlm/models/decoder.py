@@ -109,6 +109,7 @@ class EitherDirection(CachedWriter):
 
     @property
     def stack(self) -> StackConfig:
+        """Configuration of the layers, of the next class with one."""
         return dataclasses.replace(super().stack, causal=self.is_causal)
 
     def in_direction(self, is_causal: bool) -> Model:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from tiny_runs import pretrain
+from tiny_runs import STORE, pretrain
 
 from jaxlm.training.metrics import last_evaluation
 
@@ -47,7 +47,7 @@ def main() -> None:
     for name, (before, steps, flags) in runs.items():
         short = f"{steps // 2}x16," * (not before) + str(steps if before else steps - steps // 2)
         seconds = pretrain(masked, o.source, o.out / name, *MASKS, "--train.steps", str(steps), "--train.phases", short,
-                           "--optimizer.warmup-steps", str(steps // 20), *flags)
+                           "--optimizer.warmup-steps", str(steps // 20), *flags, store=STORE[2:])
         found = last_evaluation(o.out / name)[1]
         print(f"| {name} | {before:,} | {steps:,} | {found['mlm_loss']:.3f} | {found['mlm_accuracy']:.3f} | "
               f"{seconds / 60:.1f} |", flush=True)
