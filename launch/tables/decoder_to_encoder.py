@@ -38,9 +38,9 @@ def main() -> None:
     goes_on = ("--init-from", str(decoder), "--optimizer.learning-rate", "1e-3")
     fresh = ("--data.tokenizer", str(decoder / "tokenizer"), *SIZES)
     runs = {
-        "encoder": (o.steps, o.more, goes_on),
+        "encoder": (o.steps, o.more, goes_on), "fresh": (0, o.steps + o.more, fresh),
         "encoder-next": (o.steps, o.more, (*goes_on, "--objective.predicts-next", "True")),
-        "fresh-short": (0, o.more, fresh), "fresh": (0, o.steps + o.more, fresh),
+        "fresh-short": (0, o.more, fresh),
     }
     print("| run | steps of the next token | steps of masks | held-out mlm_loss | mlm_accuracy | minutes |")
     print("|---|---|---|---|---|---|")
