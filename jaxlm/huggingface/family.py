@@ -100,11 +100,6 @@ class Source:
                     f"with {' or '.join(map(repr, allowed))} can be imported."
                 )
 
-    @property
-    def is_causal(self) -> bool:
-        """Whether a decoder attends to earlier tokens only; a null means no, as in Transformers."""
-        return bool(self.config.get("is_causal", True))
-
     def has_tensor(self, ending: str) -> bool:
         """Return whether a tensor has this name, with or without a prefix."""
         return any(name == ending or name.endswith("." + ending) for name in self.names)

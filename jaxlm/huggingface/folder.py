@@ -40,8 +40,6 @@ from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.trees import get, paths, put, subtrees, within
 from jaxlm.types import FolderSettings, Params, Vectors
 
-NEXT = "predicts_next"
-"""Field of `MaskedLM` among the settings of config.json (`SETTINGS_KEY`)."""
 RELATIVE_LENGTH = 512
 """Maximum length for tokenizers of models with relative positions: that at which T5 and XLNet were pretrained."""
 
@@ -115,7 +113,7 @@ def _write_model(
 ) -> None:
     """Write the configuration, the weights and the tokenizer of a Transformers model."""
     folder.mkdir(exist_ok=True)
-    settings = {SETTINGS_KEY: {NEXT: True}} if objective.predicts_next else {}
+    settings = {SETTINGS_KEY: {"predicts_next": True}} if objective.predicts_next else {}
     config = {"architectures": [model.architecture], "dtype": "float32", **model.config, **settings}
     _write_json(folder / "config.json", config)
     if model.generation_config is not None:
@@ -149,8 +147,8 @@ def import_folder(hf_dir: str | os.PathLike[str], *, seed: int = 0) -> Pretraine
             objective = family.read_objective(source)
             if objective.model.text_model.is_causal:
                 source.require(is_causal=True, use_bidirectional_attention=False)
-            if (config.get(SETTINGS_KEY) or {}).get(NEXT) and NEXT in vars(objective):
-                objective = dataclasses.replace(objective, **{NEXT: True})
+            if (config.get(SETTINGS_KEY) or {}).get("predicts_next") and "predicts_next" in vars(objective):
+                objective = dataclasses.replace(objective, predicts_next=True)
         except UserError as error:
             if not str(error).startswith("objective."):
                 raise

@@ -23,14 +23,14 @@ GLOBAL_THETA, LOCAL_THETA = 1_000_000.0, 10_000.0
 def models(objective: llama.Pretraining) -> tuple[TransformersModel]:
     """Return the Transformers model that the objective's parameters fill."""
     m = objective.model
-    # This key is also known to other readers of Gemma. It halves the window.
-    (model,) = llama.decoder(objective, "gemma3_text", "Gemma3", FIELDS, {BOTH: True, WINDOW: 2 * m.window})
-    ropes = {FULL: model.config["rope_parameters"], LOCAL: {"rope_type": "default", "rope_theta": m.local_theta}}
+    values = llama.config("gemma3_text", m, FIELDS)
+    ropes = {FULL: values["rope_parameters"], LOCAL: {"rope_type": "default", "rope_theta": m.local_theta}}
     types = layer_types_of(m.num_layers, m.global_period, m.global_period - 1)
-    own = {"rope_parameters": ropes, "rope_local_base_freq": m.local_theta, "layer_types": types}
+    values |= {"rope_parameters": ropes, "rope_local_base_freq": m.local_theta, "layer_types": types}
     if m.activation == "gelu_new":
-        own["hidden_activation"] = "gelu_pytorch_tanh"  # the name that other readers of Gemma know
-    return (dataclasses.replace(model, config={**model.config, **own}),)
+        values["hidden_activation"] = "gelu_pytorch_tanh"  # the name that other readers of Gemma know
+    # Other readers of Gemma know this key, too. It halves the window.
+    return llama.decoder(objective, "Gemma3", values, llama.table(m), {BOTH: True, WINDOW: 2 * m.window})
 
 
 def read_objective(source: Source) -> llama.Pretraining:
@@ -42,17 +42,18 @@ def read_objective(source: Source) -> llama.Pretraining:
     # rope_scaling changes full attention only, and what it does not have stays.
     merged = {**full.config, **(source.config.get("rope_scaling") or {})}
     flat = {"rope_parameters": merged, "rope_scaling": None, "rope_theta": source.value("rope_theta", GLOBAL_THETA)}
+    is_causal, is_halved = source.config.get("is_causal", True), source.config.get(BOTH)
+    flat |= {"is_causal": is_causal and not is_halved}
     flat_source = dataclasses.replace(source, config={**source.config, **flat})
-    fields = llama.read_decoder(flat_source, FIELDS, kv_heads=4, head_dim=256)
-    if source.config.get(BOTH):
-        if fields["window"] % 2:
-            raise UserError(f"{source.folder / 'config.json'}: {WINDOW} is {fields['window']}, which {BOTH} halves; it "
-                            "must be even.")
-        # Half of it and 1 is a bound that distances stay below; with `is_causal` false, too, they may reach it.
-        fields |= {"window": fields["window"] // 2 + (not fields["is_causal"]), "is_causal": False}
+    fields = llama.read_model(flat_source, FIELDS, kv_heads=4, head_dim=256)
+    if is_halved and fields["window"] % 2:
+        raise UserError(f"{source.folder / 'config.json'}: {WINDOW} is {fields['window']}, which {BOTH} halves; give "
+                        "an even number.")
+    if is_halved:  # distances stay below half of it and 1; with `is_causal` false, too, they may reach that
+        fields["window"] = fields["window"] // 2 + (not is_causal)
     theta = local.value("rope_theta", source.value("rope_local_base_freq", LOCAL_THETA))
     period = read_period(source, "sliding_window_pattern", 6, fields["num_layers"], from_end=True)
-    return llama.objective_of(Gemma3(**fields, local_theta=theta, global_period=period))
+    return llama.objective_of(flat_source, Gemma3(**fields, local_theta=theta, global_period=period))
 
 
 FAMILY = Family("gemma3_text", models, read_objective, {

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,7 +36,7 @@ def fields(vocab: int, width: int, inner: int, layers: int, heads: int, position
     }
 
 
-BIDIRECTIONAL = {"is_causal": False}
+BOTH = {"is_causal": False}
 ATTENTION_BIAS: Fields = {"attention_bias": ("attention_bias", False)}
 FIELDS = fields(32000, 4096, 11008, 32, 32, 2048) | ATTENTION_BIAS | {"mlp_bias": ("mlp_bias", False)}
 
@@ -126,34 +127,24 @@ def _read_rope(source: Source, positions: int) -> dict[str, Any]:
 
 
 def decoder(
-    objective: Pretraining, model_type: str, name: str, own: Fields, both: Mapping[str, Any] = BIDIRECTIONAL
+    objective: Pretraining, name: str, values: Mapping[str, Any], table: Table, both: Mapping[str, Any] = BOTH
 ) -> tuple[TransformersModel]:
-    """Return the Transformers model of a decoder; the names of its classes begin with `name`.
+    """Return the Transformers model of a decoder with the class NAMEForCausalLM, whose config.json has `values`.
 
-    `both` has the keys of config.json for bidirectional attention.
+    With bidirectional attention it also has the keys `both`.
     """
-    m = objective.model
     ids = {f"{role}_token_id": token_id(objective.vocabulary, role) for role in ("bos", "eos", "pad")}
-    return (TransformersModel(
-        f"{name}ForCausalLM", "AutoModelForCausalLM", config(model_type, m, own) | ids | ({} if m.is_causal else both),
-        table(m), **decoder_use(m, ids),
-    ),)
-
-
-def decoder_use(model: Model, ids: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a TransformersModel that tell what a decoder is for: texts, or as an encoder its states."""
+    parts = f"{name}ForCausalLM", "AutoModelForCausalLM", ids | {**values}, table
+    if objective.model.is_causal:
+        return (TransformersModel(*parts, generation_config=ids, pipeline_tag="text-generation"),)
     remark = "Its attention is bidirectional, so that it generates no text, and predicts masked tokens."
-    own = {"pipeline_tag": "feature-extraction", "remark": remark}
-    return {"pipeline_tag": "text-generation", "generation_config": ids} if model.is_causal else own
+    model = TransformersModel(*parts, pipeline_tag="feature-extraction", remark=remark)
+    return (dataclasses.replace(model, config=model.config | both),)
 
 
-def read_decoder(source: Source, own: Fields, **defaults: int) -> dict[str, Any]:
-    """Read the fields of a decoder."""
-    return read_model(source, own, **defaults) | {"is_causal": source.is_causal}
-
-
-def objective_of(model: Model) -> Pretraining:
-    """Return the objective of a decoder in its direction."""
+def objective_of(source: Source, model: Model) -> Pretraining:
+    """Return the objective of a decoder in the direction of its config.json, where a null means bidirectional."""
+    model = dataclasses.replace(model, is_causal=bool(source.config.get("is_causal", True)))
     return CausalLM(model=model) if model.is_causal else MaskedLM(model=model, mask_rate=0.2, input_format="document")
 
 
@@ -164,12 +155,12 @@ def heads(name: str, classifier: str = "score") -> dict[str, Head]:
 
 def models(objective: Pretraining) -> tuple[TransformersModel]:
     """Return the Transformers model that the objective's parameters fill."""
-    return decoder(objective, "llama", "Llama", FIELDS)
+    return decoder(objective, "Llama", config("llama", objective.model, FIELDS), table(objective.model))
 
 
 def read_objective(source: Source) -> Pretraining:
     """Read causal or masked language modelling with a Llama."""
-    return objective_of(Llama(**read_decoder(source, FIELDS)))
+    return objective_of(source, Llama(**read_model(source, FIELDS)))
 
 
 FAMILY = Family("llama", models, read_objective, heads("Llama"))

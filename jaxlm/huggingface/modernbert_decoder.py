@@ -16,18 +16,16 @@ TABLE = modernbert.table(_ATTENTION, "lm_head")
 
 def models(objective: llama.Pretraining) -> tuple[TransformersModel]:
     """Return the Transformers model that the objective's parameters fill."""
-    ids = {f"{role}_token_id": token_id(objective.vocabulary, role) for role in ("bos", "eos", "pad")}
     values = modernbert.config("modernbert-decoder", objective.model, objective.vocabulary)
     # The class wants an id for each role.
-    values |= {name: ids["eos_token_id"] or 0 for name in values if name.endswith("_id") and values[name] is None}
-    values |= {} if objective.model.is_causal else llama.BIDIRECTIONAL
-    return (TransformersModel("ModernBertDecoderForCausalLM", "AutoModelForCausalLM", values, TABLE,
-                              **llama.decoder_use(objective.model, ids)),)
+    end = token_id(objective.vocabulary, "eos") or 0
+    values |= {name: end for name in values if name.endswith("_id") and values[name] is None}
+    return llama.decoder(objective, "ModernBertDecoder", values, TABLE)
 
 
 def read_objective(source: Source) -> llama.Pretraining:
     """Read causal or masked language modelling with an Ettin decoder."""
-    return llama.objective_of(ModernBertDecoder(**modernbert.read_model(source), is_causal=source.is_causal))
+    return llama.objective_of(source, ModernBertDecoder(**modernbert.read_model(source)))
 
 
 HEADS = {"SequenceClassification": Head("ModernBertDecoderForSequenceClassification")}

@@ -524,6 +524,27 @@ def test_pooling_of_the_classifier(pooling, pair, tmp_path):
     assert import_folder(out).objective.model == task.model
 
 
+@pytest.mark.parametrize("name", first_fast(["qwen3", "gemma3_text"]))
+def test_classes_of_texts_by_an_encoder_with_a_decoders_layers(name, pair, tmp_path):
+    """The last token is read, as by the class; texts stand between the begin and the end symbol."""
+    imported = pair(name).ours.in_direction(False)
+    v = imported.tokenizer.vocabulary
+    task = Classification(model=imported.objective.model, labels=("a", "b", "c")).bind(v, LENGTH)
+    template = task.fine_tuning.template
+    assert template.build(v, np.array([5, 6]), np.array([7])).input_ids.tolist() == [v.bos, 5, 6, v.eos, 7, v.eos]
+    params, (ids, mask) = random_params(task), rows()
+    out = export_folder(tmp_path / "out", task, params, imported.tokenizer, ModelCard())
+    theirs = load_torch(out, transformers.AutoModelForSequenceClassification)
+    padded = torch.tensor(np.where(mask, ids, v.pad)).long()  # their class finds the last token by it
+    with torch.no_grad():
+        wanted = theirs(input_ids=padded, attention_mask=torch.tensor(mask).long()).logits.numpy()
+    given = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids), "row": np.arange(3)}
+    assert np.abs(wanted).max() > 0.3
+    # Scales around 1 are around 2 in Gemma, whose seven layers round more.
+    np.testing.assert_allclose(jax.jit(task.predict)(params, given)["logits"], wanted, atol=1e-4)
+    assert import_folder(out).objective.model == task.model
+
+
 def test_masks_are_filled_without_cls_and_with_the_end_symbol_as_padding(pair, tmp_path):
     """The batch is padded with the end symbol; the mask takes the space before it."""
     imported = pair("eurobert").ours
