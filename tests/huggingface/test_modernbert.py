@@ -29,6 +29,7 @@ from jaxlm.models.base import Inputs
 from jaxlm.models.llama import Mistral
 from jaxlm.models.modernbert import ModernBert, ModernBertDecoder
 from jaxlm.objectives.base import total_loss
+from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.training.program import Program, corruption_key
@@ -413,7 +414,7 @@ def test_parameters_of_random_exports(tmp_path, their_tokenizer):
     tokenizer = Tokenizer.load(their_tokenizer)
     model = ModernBertDecoder(hidden_size=32, num_layers=4, num_heads=4, intermediate_size=48, max_positions=40,
                               vocab_size=len(tokenizer), local_attention=8)
-    objective = modernbert_decoder.CausalLM(model=model).bind(tokenizer.vocabulary, 20)
+    objective = CausalLM(model=model).bind(tokenizer.vocabulary, 20)
     params = random_params(objective, 1)
     out = export_folder(tmp_path / "out", objective, params, tokenizer, ModelCard())
     theirs = transformers.AutoModelForCausalLM.from_pretrained(out, attn_implementation="eager").eval()
