@@ -89,14 +89,10 @@ class CachedWriter(Writer):
 
 @dataclasses.dataclass(frozen=True)
 class EitherDirection(CachedWriter):
-    """Decoder that is an encoder if its attention is bidirectional, by one field, as in Transformers' classes.
-
-    Its tasks read the last token in both cases, as those classes do.
-    """
+    """Decoder that is an encoder if its attention is bidirectional. Its tasks read the last token in both cases."""
 
     is_causal: bool = field(True, weights=True)
-    """Whether a token attends only to itself and to earlier tokens. Masked language modelling needs a model that
-    attends to all."""
+    """Whether a token attends only to itself and to earlier tokens; masked language modelling needs False."""
 
     @property
     def template(self) -> Template:
@@ -109,7 +105,7 @@ class EitherDirection(CachedWriter):
 
     @property
     def stack(self) -> StackConfig:
-        """Configuration of the layers, of the next class with one."""
+        """Configuration of the layers."""
         return dataclasses.replace(super().stack, causal=self.is_causal)
 
     def in_direction(self, is_causal: bool) -> Model:
