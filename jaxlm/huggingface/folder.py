@@ -24,6 +24,7 @@ from jaxlm.huggingface.sentence_transformers import read as read_vectors
 from jaxlm.huggingface.sentence_transformers import read_module, write_reranker
 from jaxlm.huggingface.sentence_transformers import write as write_vectors
 from jaxlm.huggingface.table import listed
+from jaxlm.huggingface.tasks import SETTINGS_KEY
 from jaxlm.huggingface.weights import INDEX, SINGLE, Weights, write_weights
 from jaxlm.keys import Purpose, purpose_key
 from jaxlm.objectives.base import Bound, Objective
@@ -98,7 +99,9 @@ def export_folder(
             write_reranker(temporary, objective.query_prompt)
         written = vectors and vectors.similarity == "maxsim"  # the projection, as a module of sentence-transformers
         private = "" if written else listed([n for model in models for n in model.table.private if n in params])
-        card = dataclasses.replace(card, rows={**card.rows, "Left out, without a counterpart there": private})
+        rows = {**card.rows, "Left out, without a counterpart there": private,
+                "Masked tokens": "predicted at the position before them" * objective.predicts_next}
+        card = dataclasses.replace(card, rows=rows)
         parameters = sum(int(np.prod(get(template, path).shape)) for path in exported)
         text = render(card, objective, models, parameters, out.name, vectors)
         (temporary / "README.md").write_text(text, encoding="utf-8")
@@ -111,7 +114,8 @@ def _write_model(
 ) -> None:
     """Write the configuration, the weights and the tokenizer of a Transformers model."""
     folder.mkdir(exist_ok=True)
-    config = {"architectures": [model.architecture], "dtype": "float32", **model.config}
+    settings = {SETTINGS_KEY: {"predicts_next": True}} if objective.predicts_next else {}
+    config = {"architectures": [model.architecture], "dtype": "float32", **model.config, **settings}
     _write_json(folder / "config.json", config)
     if model.generation_config is not None:
         ends = {"eos_token_id": [*stop_ids] if len(stop_ids) > 1 else stop_ids[0]} if stop_ids else {}
@@ -142,6 +146,10 @@ def import_folder(hf_dir: str | os.PathLike[str], *, seed: int = 0) -> Pretraine
         source = Source(folder, config, shapes)
         try:
             objective = family.read_objective(source)
+            if objective.model.text_model.is_causal:
+                source.require(is_causal=True, use_bidirectional_attention=False)
+            if (config.get(SETTINGS_KEY) or {}).get("predicts_next") and "predicts_next" in vars(objective):
+                objective = dataclasses.replace(objective, predicts_next=True)
         except UserError as error:
             if not str(error).startswith("objective."):
                 raise

@@ -5,14 +5,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from jaxlm.errors import UserError
 from jaxlm.huggingface.family import Family, Fields, Head, Source, TransformersModel, to_config, token_id
 from jaxlm.huggingface.table import Table, dense, embedding, norm
+from jaxlm.models.base import Model
 from jaxlm.models.llama import Llama, LlamaEncoder
 from jaxlm.objectives.causal_lm import CausalLM
+from jaxlm.objectives.masked_lm import MaskedLM
 
+Pretraining = CausalLM | MaskedLM
 ROPE_NUMBERS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 """Keys of `LlamaEncoder.rope_scaling` in rope_parameters."""
 PARTIAL = "partial_rotary_factor"
@@ -31,6 +36,7 @@ def fields(vocab: int, width: int, inner: int, layers: int, heads: int, position
     }
 
 
+BOTH = {"is_causal": False}
 ATTENTION_BIAS: Fields = {"attention_bias": ("attention_bias", False)}
 FIELDS = fields(32000, 4096, 11008, 32, 32, 2048) | ATTENTION_BIAS | {"mlp_bias": ("mlp_bias", False)}
 
@@ -120,19 +126,26 @@ def _read_rope(source: Source, positions: int) -> dict[str, Any]:
     return {"rope_theta": numbers.value("rope_theta", source.value("rope_theta", 10_000.0)), "rope_scaling": scaling}
 
 
-def decoder(objective: CausalLM, model_type: str, name: str, own: Fields) -> tuple[TransformersModel]:
-    """Return the Transformers model of a decoder; the names of its classes begin with `name`."""
+def decoder(
+    objective: Pretraining, name: str, values: Mapping[str, Any], table: Table, both: Mapping[str, Any] = BOTH
+) -> tuple[TransformersModel]:
+    """Return the Transformers model of a decoder with the class NAMEForCausalLM, whose config.json has `values`.
+
+    With bidirectional attention it also has the keys `both`.
+    """
     ids = {f"{role}_token_id": token_id(objective.vocabulary, role) for role in ("bos", "eos", "pad")}
-    return (TransformersModel(
-        f"{name}ForCausalLM", "AutoModelForCausalLM", config(model_type, objective.model, own) | ids,
-        table(objective.model), generation_config=ids, pipeline_tag="text-generation",
-    ),)
+    parts = f"{name}ForCausalLM", "AutoModelForCausalLM", ids | {**values}, table
+    if objective.model.is_causal:
+        return (TransformersModel(*parts, generation_config=ids, pipeline_tag="text-generation"),)
+    remark = "Its attention is bidirectional, so that it generates no text, and predicts masked tokens."
+    model = TransformersModel(*parts, pipeline_tag="feature-extraction", remark=remark)
+    return (dataclasses.replace(model, config=model.config | both),)
 
 
-def read_decoder(source: Source, own: Fields, **defaults: int) -> dict[str, Any]:
-    """Read the fields of a decoder; with `is_causal` false the classes attend in both directions."""
-    source.require(is_causal=True, use_bidirectional_attention=False)
-    return read_model(source, own, **defaults)
+def objective_of(source: Source, model: Model) -> Pretraining:
+    """Return the objective of a decoder in the direction of its config.json, where a null means bidirectional."""
+    model = dataclasses.replace(model, is_causal=bool(source.config.get("is_causal", True)))
+    return CausalLM(model=model) if model.is_causal else MaskedLM(model=model, mask_rate=0.2, input_format="document")
 
 
 def heads(name: str, classifier: str = "score") -> dict[str, Head]:
@@ -140,14 +153,14 @@ def heads(name: str, classifier: str = "score") -> dict[str, Head]:
     return {task: Head(f"{name}For{task}", classifier) for task in HEADS}
 
 
-def models(objective: CausalLM) -> tuple[TransformersModel]:
+def models(objective: Pretraining) -> tuple[TransformersModel]:
     """Return the Transformers model that the objective's parameters fill."""
-    return decoder(objective, "llama", "Llama", FIELDS)
+    return decoder(objective, "Llama", config("llama", objective.model, FIELDS), table(objective.model))
 
 
-def read_objective(source: Source) -> CausalLM:
-    """Read causal language modelling with a Llama."""
-    return CausalLM(model=Llama(**read_decoder(source, FIELDS)))
+def read_objective(source: Source) -> Pretraining:
+    """Read causal or masked language modelling with a Llama."""
+    return objective_of(source, Llama(**read_model(source, FIELDS)))
 
 
 FAMILY = Family("llama", models, read_objective, heads("Llama"))

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from jaxlm.huggingface import llama
 from jaxlm.huggingface.family import Family, Source, TransformersModel
 from jaxlm.models.llama import Mistral
-from jaxlm.objectives.causal_lm import CausalLM
 
 FIELDS = llama.fields(32000, 4096, 14336, 32, 32, 131072)
 WINDOW = "sliding_window"
 
 
-def models(objective: CausalLM) -> tuple[TransformersModel]:
+def models(objective: llama.Pretraining) -> tuple[TransformersModel]:
     """Return the Transformers model that the objective's parameters fill."""
-    (model,) = llama.decoder(objective, "mistral", "Mistral", FIELDS)
-    return (dataclasses.replace(model, config={**model.config, WINDOW: objective.model.window}),)
+    m = objective.model
+    values = llama.config("mistral", m, FIELDS) | {WINDOW: m.window}
+    return llama.decoder(objective, "Mistral", values, llama.table(m))
 
 
-def read_objective(source: Source) -> CausalLM:
-    """Read causal language modelling with a Mistral; a null window means attention to all tokens before."""
+def read_objective(source: Source) -> llama.Pretraining:
+    """Read causal or masked language modelling with a Mistral; a null window means attention to all tokens."""
     has_window = source.config.get(WINDOW, 4096) is not None
     window = source.value(WINDOW, 4096) if has_window else None
-    return CausalLM(model=Mistral(**llama.read_decoder(source, FIELDS, kv_heads=8), window=window))
+    return llama.objective_of(source, Mistral(**llama.read_model(source, FIELDS, kv_heads=8), window=window))
 
 
 FAMILY = Family("mistral", models, read_objective, llama.heads("Mistral"))

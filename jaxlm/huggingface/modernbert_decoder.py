@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from jaxlm.huggingface import modernbert
+from jaxlm.huggingface import llama, modernbert
 from jaxlm.huggingface.family import Family, Head, Source, TransformersModel, token_id
 from jaxlm.huggingface.table import dense
 from jaxlm.models.modernbert import ModernBertDecoder
-from jaxlm.objectives.causal_lm import CausalLM
 
 _ATTENTION = tuple(
     entry for name in ("query", "key", "value")
@@ -15,21 +14,18 @@ _ATTENTION = tuple(
 TABLE = modernbert.table(_ATTENTION, "lm_head")
 
 
-def models(objective: CausalLM) -> tuple[TransformersModel]:
+def models(objective: llama.Pretraining) -> tuple[TransformersModel]:
     """Return the Transformers model that the objective's parameters fill."""
-    ids = {f"{role}_token_id": token_id(objective.vocabulary, role) for role in ("bos", "eos", "pad")}
     values = modernbert.config("modernbert-decoder", objective.model, objective.vocabulary)
     # The class wants an id for each role.
-    values |= {name: ids["eos_token_id"] or 0 for name in values if name.endswith("_id") and values[name] is None}
-    return (TransformersModel(
-        "ModernBertDecoderForCausalLM", "AutoModelForCausalLM", values, TABLE, generation_config=ids,
-        pipeline_tag="text-generation",
-    ),)
+    end = token_id(objective.vocabulary, "eos") or 0
+    values |= {name: end for name in values if name.endswith("_id") and values[name] is None}
+    return llama.decoder(objective, "ModernBertDecoder", values, TABLE)
 
 
-def read_objective(source: Source) -> CausalLM:
-    """Read causal language modelling with an Ettin decoder."""
-    return CausalLM(model=ModernBertDecoder(**modernbert.read_model(source)))
+def read_objective(source: Source) -> llama.Pretraining:
+    """Read causal or masked language modelling with an Ettin decoder."""
+    return llama.objective_of(source, ModernBertDecoder(**modernbert.read_model(source)))
 
 
 HEADS = {"SequenceClassification": Head("ModernBertDecoderForSequenceClassification")}

@@ -71,7 +71,8 @@ def fill_rows(
 def _most_likely(objective, vocabulary, top_k, params, rows):
     """Return probabilities and ids, [batch, masks, top_k], of the rows' ids, attention mask and positions."""
     input_ids, attention_mask, positions = rows
-    logits = objective.model.token_logits(params, Inputs(input_ids, mask=attention_mask), positions)
+    logits = objective.model.token_logits(
+        params, Inputs(input_ids, mask=attention_mask), objective.predicting(positions))
     # The embedding may be padded beyond the vocabulary.
     return jax.lax.top_k(jax.nn.softmax(logits[..., : vocabulary.size], axis=-1), top_k)
 

@@ -270,5 +270,6 @@ def _score_masked(objective: Objective, params: Params, pairs: Sequence[Pair], s
 @functools.partial(jax.jit, static_argnums=0)
 def _score_masks(objective, params, inputs):
     ids, attention_mask, positions, labels = inputs
-    logits = objective.model.token_logits(params, Inputs(ids, mask=attention_mask), positions)[:, 0]
+    inputs = Inputs(ids, mask=attention_mask)
+    logits = objective.model.token_logits(params, inputs, objective.predicting(positions))[:, 0]
     return score_logits(logits[:, : objective.vocabulary.size], labels)

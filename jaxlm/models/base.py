@@ -102,7 +102,7 @@ class Model:
 
     template: ClassVar[Template] = Template()
     """Special symbols around one and two texts."""
-    is_causal: ClassVar[bool] = False
+    is_causal = False  # not annotated: a field of a subclass would take the place of a ClassVar, before all others
     """Whether a token attends only to itself and to earlier tokens."""
     summary_token: ClassVar[Literal["first", "last", "mean"]] = "first"
     """Token whose hidden state represents a text, or the mean of all tokens."""
@@ -187,9 +187,13 @@ class Model:
         return dataclasses.replace(self, **{name: changes[name] for name in self.execution if name in changes})
 
     def as_type(self, kind: type[Model]) -> Model:
-        """Return the model of another class, with this model's value of each field that both have."""
+        """Return a model of another class with the fields that both have; its parameters have the same names."""
         names = {item.name for item in dataclasses.fields(kind)}
         return kind(**{f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name in names})
+
+    def in_direction(self, is_causal: bool) -> Model | None:
+        """Return a model of the same parameters with causal or with bidirectional attention; None if there is none."""
+        return self if self.is_causal == is_causal else None
 
     def for_vocabulary(self, vocabulary: Vocabulary) -> Self:
         """Return a copy with the vocabulary size of `vocabulary`."""

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxlm.models.base import FineTuning, Writer
+from jaxlm.fields import field
+from jaxlm.models.base import FineTuning, Model, Writer
+from jaxlm.models.layers.config import StackConfig
 from jaxlm.models.layers.multi_head import Visibility, empty_cache
 from jaxlm.models.layers.stack import SharedInputs, call, run_stack
 from jaxlm.tokenizers.template import Template
 from jaxlm.types import Params
+
+ENCODER_TEMPLATE = Template(
+    single="cls $A sep", pair="cls $A sep $B sep", needs=("pad", "cls", "sep", "mask"), is_default=True
+)
+"""Special symbols around the texts of an encoder with a decoder's layers."""
 
 
 class DecoderState(NamedTuple):
@@ -77,3 +85,28 @@ class CachedWriter(Writer):
         )
         state = DecoderState(caches, filled, state.position + 1, state.index + 1)
         return self.predict_tokens(params, hidden[:, 0]), state
+
+
+@dataclasses.dataclass(frozen=True)
+class EitherDirection(CachedWriter):
+    """Decoder that is an encoder if its attention is bidirectional. Its tasks read the last token in both cases."""
+
+    is_causal: bool = field(True, weights=True)
+    """Whether a token attends only to itself and to earlier tokens; masked language modelling needs False."""
+
+    @property
+    def template(self) -> Template:
+        return CachedWriter.template if self.is_causal else ENCODER_TEMPLATE
+
+    @property
+    def fine_tuning(self) -> FineTuning:
+        encoder = FineTuning(self.template, activation=None, use_bias=False)
+        return super().fine_tuning if self.is_causal else encoder
+
+    @property
+    def stack(self) -> StackConfig:
+        """Configuration of the layers."""
+        return dataclasses.replace(super().stack, causal=self.is_causal)
+
+    def in_direction(self, is_causal: bool) -> Model:
+        return dataclasses.replace(self, is_causal=is_causal)

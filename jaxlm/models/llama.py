@@ -12,8 +12,8 @@ from jaxtyping import Array, Float
 
 from jaxlm.errors import UserError
 from jaxlm.fields import field
-from jaxlm.models.base import FineTuning
-from jaxlm.models.decoder import CachedWriter
+from jaxlm.models.base import FineTuning, Model
+from jaxlm.models.decoder import ENCODER_TEMPLATE, EitherDirection
 from jaxlm.models.encoder import Encoder
 from jaxlm.models.layers.config import GATED, PlainActivation, StackConfig, check_gated
 from jaxlm.models.layers.embeddings import Embeddings
@@ -149,9 +149,7 @@ class EuroBert(LlamaEncoder):
     """Vector of a text for tasks: that of the first token (bos), the mean of all tokens, or the mean after the dense
     layer of the classifier (late)."""
 
-    template: ClassVar[Template] = Template(
-        single="cls $A sep", pair="cls $A sep $B sep", needs=("pad", "cls", "sep", "mask"), is_default=True
-    )
+    template: ClassVar[Template] = ENCODER_TEMPLATE
     """Special symbols around one and two texts."""
     published_sizes: ClassVar = {
         "210m": {}, "610m": _sizes(26, 1152, (18, 6, 64), 4096), "2.1b": _sizes(32, 2304, (18, 6, 128), 6144),
@@ -165,9 +163,12 @@ class EuroBert(LlamaEncoder):
     def fine_tuning(self) -> FineTuning:
         return FineTuning(self.template, activation="gelu", pools_late=self.classifier_pooling == "late")
 
+    def in_direction(self, is_causal: bool) -> Model:
+        return self.as_type(Llama) if is_causal else self
+
 
 @dataclasses.dataclass(frozen=True)
-class Llama(CachedWriter, LlamaEncoder):
+class Llama(EitherDirection, LlamaEncoder):
     """Llama decoder, also of SmolLM2. Parameters have the names of the encoder."""
 
     published_sizes: ClassVar = {
@@ -177,9 +178,11 @@ class Llama(CachedWriter, LlamaEncoder):
         "smollm2-360m": _sizes(32, 960, (15, 5, 64), 2560, **_SMOLLM2),
     }
 
-    @property
-    def stack(self) -> StackConfig:
-        return dataclasses.replace(super().stack, causal=True, last_layer_at_positions=False)
+    def in_direction(self, is_causal: bool) -> Model:
+        """Return the model in a direction; a decoder that has all that a EuroBERT has becomes one."""
+        fits = type(self) in (Llama, Mistral) and self.band is None and not self.mlp_bias
+        is_encoder = self.is_causal and not is_causal and fits
+        return self.as_type(EuroBert) if is_encoder else super().in_direction(is_causal)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,7 +201,8 @@ class Mistral(Llama):
     """Mistral decoder (Jiang et al. 2023): a token attends to a window of tokens."""
 
     window: int | None = field(4096, range="[1, inf)")
-    """Number of tokens, itself included, that a token attends to; none means all before it."""
+    """Number of tokens, itself included, that a token attends to; none means all before it. With bidirectional
+    attention, that number of tokens to either side beside itself."""
 
     published_sizes: ClassVar = {
         "7b": _sizes(32, 4096, (32, 8, 128), 14336, vocab_size=32000, max_positions=32_768),
@@ -206,7 +210,7 @@ class Mistral(Llama):
 
     @property
     def band(self) -> int | None:
-        return self.window
+        return self.window and self.window + (not self.is_causal)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,9 +225,10 @@ class Gemma3(Llama):
     score_width: int = field(256, range="[1, inf)")
     """Attention scores are divided by its square root."""
     window: int = field(512, range="[1, inf)")
-    """Number of tokens, itself included, that a token attends to in local layers."""
+    """Number of tokens, itself included, that a token attends to in local layers. With bidirectional attention, that
+    number of tokens to either side beside itself."""
     global_period: int = field(6, range="[1, inf)")
-    """Layers global_period - 1, 2 global_period - 1, … attend to all tokens before; others are local."""
+    """Layers global_period - 1, 2 global_period - 1, … attend to all tokens (before); others are local."""
     local_theta: float = field(10_000.0, range="(0, inf)")
     """Base of rotary positions in local layers."""
 
@@ -240,8 +245,9 @@ class Gemma3(Llama):
     @property
     def stack(self) -> StackConfig:
         return dataclasses.replace(
-            super().stack, norm_placement="both", norm_offset=1.0, score_width=self.score_width, band=self.window,
-            band_period=self.global_period, full_layer=self.global_period - 1, band_rope=Rope(self.local_theta),
+            super().stack, norm_placement="both", norm_offset=1.0, score_width=self.score_width,
+            band=self.window + (not self.is_causal), band_period=self.global_period,
+            full_layer=self.global_period - 1, band_rope=Rope(self.local_theta),
         )
 
     @property

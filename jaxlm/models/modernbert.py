@@ -10,8 +10,8 @@ import jax
 from jaxtyping import Array, Float
 
 from jaxlm.fields import field
-from jaxlm.models.base import FineTuning
-from jaxlm.models.decoder import CachedWriter
+from jaxlm.models.base import FineTuning, Model
+from jaxlm.models.decoder import EitherDirection
 from jaxlm.models.encoder import Encoder
 from jaxlm.models.heads import TransformHead
 from jaxlm.models.layers.config import GATED, PlainActivation, StackConfig, check_gated, kernel_init
@@ -115,14 +115,15 @@ class ModernBert(Encoder):
 
     @property
     def stack(self) -> StackConfig:
-        is_last_global = (self.num_layers - 1) % self.global_period == 0
         return StackConfig.of(
             self, activation=GATED[self.activation], norm_placement="pre", final_norm=True, has_first_norm=False,
             use_bias=False, mlp_dropout=0.0, band=self.band, band_period=self.global_period,
             rope=Rope(self.global_theta), band_rope=Rope(self.local_theta),
             residual_init_scale=1.0 / math.sqrt(2 * self.num_layers),
-            last_layer_at_positions=self.last_layer_at_positions and is_last_global,
         )
+
+    def in_direction(self, is_causal: bool) -> Model:
+        return self.as_type(ModernBertDecoder) if is_causal else self
 
     def init(self, key: jax.Array) -> Params:
         key_model, key_head = jax.random.split(key)
@@ -149,11 +150,12 @@ class ModernBert(Encoder):
 
 
 @dataclasses.dataclass(frozen=True)
-class ModernBertDecoder(CachedWriter, ModernBert):
+class ModernBertDecoder(EitherDirection, ModernBert):
     """Ettin decoder: the layers of ModernBERT with causal attention. The defaults are Ettin 150M.
 
     Local layers attend to `local_attention // 2` tokens, up to the token itself, as in Transformers' class. The
-    published training attended to one more. Parameters have the names of the encoder.
+    published training attended to one more. Parameters have the names of the encoder, which it is with
+    `is_causal` False.
     """
 
     local_theta: float = field(160_000.0, range="(0, inf)")
@@ -167,8 +169,7 @@ class ModernBertDecoder(CachedWriter, ModernBert):
 
     @property
     def band(self) -> int:
-        return self.local_attention // 2
+        return self.local_attention // 2 + (not self.is_causal)
 
-    @property
-    def stack(self) -> StackConfig:
-        return dataclasses.replace(super().stack, causal=True, last_layer_at_positions=False)
+    def in_direction(self, is_causal: bool) -> Model:
+        return super().in_direction(True) if is_causal else self.as_type(ModernBert)

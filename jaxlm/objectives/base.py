@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jaxlm.data.base import RowFormat
 from jaxlm.errors import UserError
@@ -132,6 +132,11 @@ class Objective:
     answer_kind: ClassVar[Literal["masks", "text", ""]] = ""
     """Supported generation mode of the trained model: tokens at masks (`jaxlm fill-mask`), text (`jaxlm generate`), or
     none. The model has the methods: `token_logits`, or those of `jaxlm.models.base.Writer`."""
+    is_causal: ClassVar[bool | None] = None
+    """Whether the model must attend to earlier tokens only or, False, to all; a pretrained model is changed into such
+    a one (`Model.in_direction`). None for either."""
+    predicts_next = False  # not annotated, as `Model.is_causal`
+    """Whether a masked token is predicted by the hidden state before it."""
     denoises: ClassVar[bool] = False
     """Whether the trained model also fills masks in steps, each of which sees the tokens of the steps before, so that
     `jaxlm generate` continues texts with it. The `answer_kind` is "masks"."""
@@ -193,6 +198,12 @@ class Objective:
 
     def check(self, vocabulary: Vocabulary, length: int) -> None:
         """Raise UserError if the vocabulary lacks a special token, or the length (`--data.length`) does not suit."""
+
+    def require_direction(self) -> None:
+        """Raise UserError unless the model has causal or bidirectional attention, as the objective needs."""
+        if self.model.is_causal != self.is_causal:
+            raise UserError(f"objective.model.is_causal is {self.model.is_causal}; {type(self).__name__} needs "
+                            f"{self.is_causal} (a model of --init-from is changed).")
 
     def row_format(self, length: int) -> RowFormat:
         """Return how the host cuts the data into rows, for sequences of `length` tokens (`--data.length`)."""
@@ -302,6 +313,10 @@ class Objective:
         An objective whose row r of a batch continues row r of the batch before implements it in place of `loss`.
         """
         return self.loss(params, example, key, train), ()
+
+    def predicting(self, positions: Int[Array, "batch masks"]) -> Int[Array, "batch masks"]:
+        """Return the positions whose hidden states predict the masked tokens at `positions`; 0 has none before it."""
+        return jax.numpy.maximum(positions - self.predicts_next, 0)
 
     def flops(self, length: int) -> float | None:
         """Return the FLOPs of one sequence's forward pass through what is trained; None if they are not counted.

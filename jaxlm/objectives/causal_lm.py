@@ -41,8 +41,10 @@ class CausalLM(Objective):
     primary_metric = "lm_loss"
     token_losses = ("lm_loss",)
     answer_kind = "text"
+    is_causal = True
 
     def check(self, vocabulary: Vocabulary, length: int) -> None:
+        self.require_direction()
         vocabulary.require("eos", purpose="causal language modelling")
         require_positions(length, self.model.max_positions)
         if length < 2:

@@ -120,7 +120,7 @@ class Distillation(MaskedLM):
         features, (table, bias) = self.model.token_features(params, student_hidden), self.model.output_matrix(params)
         token_weights, weights = inputs.mask.astype(jnp.float32), example["masked_weights"]
         tokens = chunked_cross_entropy(
-            at_positions(features, example["masked_positions"]), table, example["masked_labels"], weights, bias=bias
+            at_positions(features, self.positions(example)), table, example["masked_labels"], weights, bias=bias
         )
         soft = chunked_divergence(
             (features, table, bias),

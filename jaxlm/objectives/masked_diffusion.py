@@ -61,6 +61,7 @@ class MaskedDiffusion(Objective):
     primary_metric = "diffusion_loss"
     token_losses = ("diffusion_loss",)
     answer_kind = "masks"
+    is_causal = False
     denoises = True
 
     def check(self, vocabulary: Vocabulary, length: int) -> None:

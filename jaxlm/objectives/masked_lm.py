@@ -71,10 +71,14 @@ class MaskedLM(Objective):
     ModernBERT truncates it, and masks each token independently, [CLS] and [SEP] too."""
     short_rate: float = field(0.1, range="[0, 1]")
     """Share of rows cut to a random shorter length, so that the model also sees short texts; packed rows are not."""
+    predicts_next: bool = False
+    """Predict a masked token from the hidden state before it, as a decoder has learnt to (LLM2Vec, BehnamGhader et al.
+    2024). The first token of a row, a special one, is never masked."""
 
     primary_metric = "mlm_loss"
     token_losses = ("mlm_loss",)
     answer_kind = "masks"
+    is_causal = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -110,9 +114,11 @@ class MaskedLM(Objective):
         """Return a copy with the pretrained model, and with rows of one segment if it has no segment types."""
         objective = super().with_pretrained_model(source)
         is_possible = not objective.pair_task or objective.model.type_vocab_size > 1
-        return objective if is_possible else dataclasses.replace(objective, input_format="document")
+        return dataclasses.replace(objective, input_format=self.input_format if is_possible else "document",
+                                   predicts_next=self.predicts_next or source.objective.predicts_next)
 
     def check(self, vocabulary: Vocabulary, length: int) -> None:
+        self.require_direction()
         require_masking(vocabulary, length, self.model.max_positions, "masked language modelling")
         # Checked here and not in `__post_init__`: an imported model need not be suitable for training.
         if self.pair_task and self.model.type_vocab_size < 2:
@@ -191,8 +197,9 @@ class MaskedLM(Objective):
         return self.token_terms(params, example, hidden)
 
     def positions(self, example: Example) -> Int[Array, "batch positions"]:
-        """Return the positions that `token_terms` needs: the masked ones, after the first one for a pair task."""
-        return jnp.pad(example["masked_positions"], ((0, 0), (1 if self.pair_task else 0, 0)))
+        """Return the positions of `token_terms`: those that predict the masks, after the first one for a pair task."""
+        at = self.predicting(example["masked_positions"])
+        return jnp.pad(at, ((0, 0), (1 if self.pair_task else 0, 0)))
 
     def token_terms(
         self, params: Params, example: Example, hidden: Float[Array, "batch positions hidden"]

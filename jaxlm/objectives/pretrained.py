@@ -8,10 +8,15 @@ from typing import Any
 
 import jax
 
+from jaxlm.parallel.hosts import log
 from jaxlm.tokenizers.extension import Extension
 from jaxlm.tokenizers.tokenizer import Tokenizer
+from jaxlm.tokenizers.vocabulary import SYMBOL_NAMES
 from jaxlm.trees import with_mean_rows
 from jaxlm.types import FolderSettings, Params
+
+RESERVED = "<|reserved_special_token_0|>"
+"""Token of Llama 3 without a use, which EuroBERT has as its mask."""
 
 
 @functools.partial(
@@ -37,6 +42,32 @@ class PretrainedModel:
     """Tokens of a row in the run's training, or of the longest text of a Transformers folder; None where it is open."""
     settings: FolderSettings = FolderSettings()
     """Further settings, those of its training and of the Transformers folder that it began from."""
+
+    def in_direction(self, is_causal: bool) -> PretrainedModel:
+        """Return the model with causal or with bidirectional attention, if it has both, and say what changes.
+
+        Parameters stay. Special tokens stand around texts as in the other class. A decoder's tokenizer without a mask
+        symbol gets one: a token that Llama 3 has in reserve, else [MASK], whose row is the mean of all.
+        """
+        own, tokenizer, sees = self.objective.model, self.tokenizer, "earlier" if is_causal else "all"
+        model, is_same = own.in_direction(is_causal), own.is_causal == is_causal
+        if model is None or (is_same and not own.template.is_default):
+            return self
+        if not is_same:
+            tokenizer = tokenizer.with_settings(single="", pair="")
+            log(f"The {type(own).__name__} of {self.path} goes on as a {type(model).__name__} that attends to {sees} "
+                "tokens.")
+        v, piece, mask = tokenizer.vocabulary, tokenizer.piece, SYMBOL_NAMES["mask"]
+        if is_causal and v.eos < 0 <= v.sep:
+            tokenizer = tokenizer.with_roles({"eos": piece(v.sep)})
+        elif not is_causal and max(v.mask, v.cls) < 0 <= v.eos:
+            mask, begin = RESERVED if RESERVED in v.symbols else mask, v.eos if v.bos < 0 else v.bos
+            tokenizer = tokenizer.with_roles({"mask": mask, "cls": piece(begin), "sep": piece(v.eos)})
+            log(f"Its vocabulary has no mask symbol: {mask} becomes it, with the id {tokenizer.vocabulary.mask:,}.")
+        found = dataclasses.replace(self, objective=dataclasses.replace(self.objective, model=model))
+        if len(tokenizer) > v.size:
+            return found.with_words(Extension(tokenizer, (tuple(range(v.size)),), (mask,)))
+        return dataclasses.replace(found, tokenizer=tokenizer)
 
     def with_words(self, extension: Extension) -> PretrainedModel:
         """Return the model with the words of an extended vocabulary, each with the mean of its old pieces' rows.

@@ -292,6 +292,14 @@ class Tokenizer:
         tokenizer_json["added_tokens"] = [*(tokenizer_json.get("added_tokens") or []), *added]
         return self.with_json(tokenizer_json)
 
+    def with_roles(self, roles: Mapping[str, str]) -> Tokenizer:
+        """Return the tokenizer with special tokens in further roles ("mask"); those that it lacks are appended."""
+        tokenizer_json = self.with_symbols([*roles.values()]).to_json()
+        for token in tokenizer_json["added_tokens"]:  # a mask takes the space before it, like the word in its place
+            token["lstrip"] |= token["content"] == roles.get("mask")
+        symbols, definition = {**self._definition.symbols, **roles}, self.with_json(tokenizer_json)._definition
+        return Tokenizer(dataclasses.replace(definition, symbols=symbols))
+
     def with_json(self, tokenizer_json: dict[str, Any]) -> Tokenizer:
         """Return the tokenizer of a changed `to_json`, with the same roles of special tokens."""
         data = json.dumps(tokenizer_json, ensure_ascii=False).encode()

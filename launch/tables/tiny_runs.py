@@ -29,11 +29,11 @@ TAUGHT = ("distilbert_tiny", "tinybert_tiny")  # by a bert_mini, which is traine
 STORE = ("--data.vocab-size", "8192", "--data.held-out", "0.01")
 
 
-def pretrain(preset: Path, source: str, run: Path, *flags: str) -> float:
+def pretrain(preset: Path, source: str, run: Path, *flags: str, store: tuple[str, ...] = STORE) -> float:
     """Runs the preset and returns the seconds that it took, whatever was done before included."""
     start = time.monotonic()
     command = [sys.executable, "-m", "jaxlm.cli", "pretrain", str(preset), "--run-dir", str(run)]
-    subprocess.run([*command, "--data.source", source, *STORE, *flags], check=True, stdout=sys.stderr)
+    subprocess.run([*command, "--data.source", source, *store, *flags], check=True, stdout=sys.stderr)
     seconds = run / "seconds.json"
     total = time.monotonic() - start + (json.loads(seconds.read_text()) if seconds.exists() else 0.0)
     seconds.write_text(json.dumps(total))

@@ -140,7 +140,7 @@ def test_older_files(tmp_path, tokenizer):
 
 @pytest.mark.parametrize("key, value", [
     ("scale_attn_by_inverse_layer_idx", True), ("add_cross_attention", True), ("scale_attn_weights", False),
-    ("activation_function", "mish"), ("embd_pdrop", 0.3), ("n_layer", "two"),
+    ("activation_function", "mish"), ("embd_pdrop", 0.3), ("n_layer", "two"), ("is_causal", False),
 ])
 def test_unsupported_configurations_are_refused(key, value, tmp_path, tokenizer):
     folder = save_torch(torch_gpt2("a", tokenizer), tmp_path / "hf", tokenizer)

@@ -30,12 +30,17 @@ from jaxlm.huggingface.families import family_named, family_of
 from jaxlm.huggingface.family import Source
 from jaxlm.inference.fill_mask import fill_mask
 from jaxlm.inference.generate import generate
+from jaxlm.inference.score import Pair as ScoredPair
+from jaxlm.inference.score import score
 from jaxlm.models.base import Inputs
 from jaxlm.models.llama import EuroBert, Gemma3, Llama, Mistral, Qwen3
 from jaxlm.models.rotary_bert import Gte, NomicBert
 from jaxlm.objectives.base import total_loss
+from jaxlm.objectives.causal_lm import CausalLM
+from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.tasks.classification import Classification
+from jaxlm.types import TokenBatch
 from tests.huggingface.support import read_json
 from tests.params import first_fast, random_params
 
@@ -188,6 +193,9 @@ def forward_and_backward(objective, params, given):
 def torch_loss(model: torch.nn.Module, is_causal: bool) -> tuple[torch.Tensor, np.ndarray]:
     """Return their loss of the example, and their logits."""
     ids, mask = (torch.tensor(x).long() for x in rows())
+    if not is_causal and "CausalLM" in type(model).__name__:  # which would compare with the token after it
+        logits, labels = model(input_ids=ids, attention_mask=mask).logits, torch.tensor([2, 5, 6] * 3)
+        return torch.nn.functional.cross_entropy(logits[:, [2, 5, 6]].flatten(0, 1), labels), logits.detach().numpy()
     labels = torch.full_like(ids, -100)
     if is_causal:
         labels = torch.where(mask > 0, ids, labels)
@@ -232,6 +240,133 @@ def test_logits_loss_and_all_gradients(name, pair):
             gradient, wanted = (np.delete(x, padding, 0) for x in (gradient, wanted))
         assert np.abs(wanted).max() > 1e-4, key
         np.testing.assert_allclose(gradient, wanted, rtol=1e-3, atol=TOLERANCE, err_msg=key)
+
+
+BOTH = "use_bidirectional_attention"
+BIDIRECTIONAL = [
+    ("mistral", dict(is_causal=False), 6), ("gemma3_text", {BOTH: True}, 3), ("gemma3_text", dict(is_causal=False), 6),
+    ("gemma3_text", {BOTH: True, "is_causal": False}, 4), ("llama", dict(is_causal=False), None),
+    ("llama", dict(is_causal=None), None), ("llama_biased", dict(is_causal=False), None),
+    ("qwen3", dict(is_causal=False), None),
+]
+"""Family, keys of config.json, and number of tokens that a local one attends to on either side."""
+
+
+def load_torch(folder: Path, kind=transformers.AutoModelForCausalLM) -> torch.nn.Module:
+    """Return their model of a folder that has all of its tensors and no others."""
+    model, report = kind.from_pretrained(folder, attn_implementation="eager", output_loading_info=True)
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    return model.eval()
+
+
+@pytest.mark.parametrize(("name", "keys", "reach"), first_fast(BIDIRECTIONAL, 2))
+def test_bidirectional_attention(name, keys, reach, pair, tmp_path):
+    """Their decoders read the key; so do imports, and exports have it."""
+    folder = changed(pair(name).folder, tmp_path / "hf", keys)
+    theirs, imported = load_torch(folder), import_folder(folder)
+    model = imported.objective.model
+    assert not model.is_causal and type(model) is MODELS[name] and getattr(model, "window", None) == reach
+    (loss, logits), gradients = forward_and_backward(imported.objective, imported.params, example(False))
+    expected, other = torch_loss(theirs, False)
+    expected.backward()
+    assert difference(torch_loss(pair(name).theirs, True)[1], other) > 1  # causal logits
+    assert difference(logits, other) < TOLERANCE * model.num_layers / 3
+    assert float(loss) == pytest.approx(expected.item(), abs=TOLERANCE)
+    table = family_of(imported.objective).models(imported.objective)[0].table
+    weights, padding = dict(theirs.named_parameters()), theirs.config.pad_token_id
+    for key, gradient in table.to_transformers(jax.device_get(gradients)):
+        wanted = weights[key].grad.numpy()
+        if key == "model.embed_tokens.weight" and not model.tied_head:
+            gradient, wanted = (np.delete(x, padding, 0) for x in (gradient, wanted))
+        np.testing.assert_allclose(gradient, wanted, rtol=1e-3, atol=TOLERANCE, err_msg=key)
+    out = export_folder(tmp_path / "out", imported.objective, imported.params, imported.tokenizer, ModelCard())
+    before, after = (load_file(path / "model.safetensors") for path in (folder, out))
+    assert before.keys() == after.keys() and all(np.array_equal(before[key], after[key]) for key in before)
+    assert difference(torch_loss(load_torch(out), False)[1], other) < 1e-6
+    assert import_folder(out).objective.model == model
+    for change in (-1, 1) if reach else ():
+        wrong = dataclasses.replace(imported.objective, model=dataclasses.replace(model, window=reach + change))
+        assert difference(forward_and_backward(wrong, imported.params, example(False))[0][1], other) > 0.5
+
+
+@pytest.mark.parametrize("name", first_fast(DECODERS, 2))
+def test_a_decoder_becomes_an_encoder_and_one_again(name, pair, tmp_path):
+    """By Transformers' class with `is_causal` false; a Llama's is EuroBERT's where it has all parts."""
+    _, folder, imported = pair(name)
+    theirs = load_torch(changed(folder, tmp_path / "hf", dict(is_causal=False)))
+    found, v = imported.in_direction(False), imported.tokenizer.vocabulary
+    model, new = found.objective.model, found.tokenizer.vocabulary
+    assert type(model) is (EuroBert if name == "llama" else MODELS[name]) and not model.is_causal
+    assert (new.mask, new.cls, new.sep, new.size) == (v.size, v.bos, v.eos, v.size + 1) == (272, 270, 271, 273)
+    assert jax.tree.all(jax.tree.map(np.array_equal, found.params["encoder"], imported.params["encoder"]))
+    table, old = (each.params["embeddings"]["word"]["embedding"] for each in (found, imported))
+    assert model.vocab_size == len(table) == 273 and np.array_equal(table[:272], old)
+    np.testing.assert_allclose(table[272], old.mean(0), atol=1e-6)
+    objective = MaskedLM(model=model, input_format="document").bind(new, LENGTH)
+    logits = forward_and_backward(objective, found.params, example(False))[0][1]
+    other = torch_loss(theirs, False)[1]
+    assert difference(logits[..., :272], other) < TOLERANCE * model.num_layers / 3
+    out = export_folder(tmp_path / "out", objective, found.params, found.tokenizer, ModelCard())
+    kind = transformers.AutoModelForMaskedLM if name == "llama" else transformers.AutoModelForCausalLM
+    assert difference(logits, torch_loss(load_torch(out, kind), False)[1]) < TOLERANCE * model.num_layers / 3
+    tokenizer, text = transformers.AutoTokenizer.from_pretrained(out), "the cat [MASK] on the mat"
+    ids = tokenizer(text)["input_ids"]
+    assert tokenizer.mask_token == "[MASK]" and (ids[0], ids[-1], ids.count(272)) == (v.bos, v.eos, 1)
+    assert ids == [v.bos, *found.tokenizer.encode_with_symbols(text), v.eos]
+    assert ids[ids.index(272) - 1] != 220  # it takes the space before it
+    again = import_folder(out)
+    assert again.objective.model == model and again.objective.text_template.num_symbols(pair=False) == 2
+    back = again.in_direction(True)
+    assert back.objective.model == dataclasses.replace(imported.objective.model, vocab_size=273)
+    logits = forward_and_backward(imported.objective, imported.params, example(True))[0][1]
+    causal = CausalLM(model=back.objective.model).bind(new, LENGTH)
+    again = forward_and_backward(causal, back.params, example(True))[0][1][..., :272]
+    np.testing.assert_allclose(again, logits, atol=TOLERANCE)
+
+
+def test_a_mask_of_tokens_in_reserve(pair, tmp_path):
+    """Llama 3 has some. A tokenizer with a mask keeps it; one without begin symbol begins texts with the end symbol."""
+    imported = pair("llama").ours
+    reserve = imported.tokenizer.with_symbols(["<|reserved_special_token_0|>", "<|reserved_special_token_1|>"])
+    found = dataclasses.replace(imported, tokenizer=reserve).in_direction(False)
+    assert found.params is imported.params and found.tokenizer.vocabulary.mask == 272 == len(reserve) - 2
+    assert found.tokenizer.encode_with_symbols("the <|reserved_special_token_0|>") == [*reserve.encode("the"), 272]
+    assert found.in_direction(False).tokenizer == found.tokenizer
+    content = read_json(pair("llama").folder / "tokenizer_config.json") | {"bos_token": None}
+    folder = Path(shutil.copytree(pair("llama").folder, tmp_path / "hf"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(content))
+    v = import_folder(folder).in_direction(False).tokenizer.vocabulary
+    assert (v.bos, v.cls, v.sep, v.mask) == (-1, 271, 271, 272)
+
+
+def test_a_mask_is_predicted_by_the_state_before_it(pair, tmp_path):
+    """Loss, filled masks, scores and config.json (LLM2Vec's masked next-token prediction)."""
+    imported = pair("llama").ours.in_direction(False)
+    objective = MaskedLM(model=imported.objective.model, input_format="document", predicts_next=True)
+    objective = objective.bind(imported.tokenizer.vocabulary, LENGTH)
+    out = export_folder(tmp_path / "out", objective, imported.params, imported.tokenizer, ModelCard())
+    assert "predicted at the position before them" in (out / "README.md").read_text()
+    loaded, theirs = import_folder(out), load_torch(out, transformers.AutoModelForMaskedLM)
+    assert loaded.objective.predicts_next and not pair("llama").ours.objective.predicts_next
+    loss = forward_and_backward(objective, imported.params, example(False))[0][0]
+    logits, labels = torch.tensor(torch_loss(theirs, False)[1]), torch.tensor([2, 5, 6] * 3)
+    expected = torch.nn.functional.cross_entropy(logits[:, [1, 4, 5]].flatten(0, 1), labels)
+    assert float(loss) == pytest.approx(expected.item(), abs=TOLERANCE)
+    ids = torch.tensor([objective.text_template.build(objective.vocabulary, imported.tokenizer.encode_with_symbols(
+        "the cat[MASK] on the mat")).input_ids.tolist()]).long()
+    (at,) = (ids[0] == 272).nonzero()[0]
+    with torch.no_grad():
+        wanted = theirs(input_ids=ids).logits[0, at - 1].softmax(-1).sort(descending=True)
+    filled = fill_mask(loaded, ["the cat [MASK] on the mat"], 4)[0][0]
+    np.testing.assert_allclose([p for _, p in filled], wanted[0][:4], atol=1e-5)
+    text = imported.tokenizer.encode(" sat")
+    with torch.no_grad():
+        masked = torch.tensor([[270, 272, 271]] if len(text) == 1 else [[270, 272, *text[1:], 271]])
+        first = theirs(input_ids=masked).logits[0, 0].log_softmax(-1)[text[0]]
+    assert score(loaded, [ScoredPair([], text)])[0].log_probs[0] == pytest.approx(first.item(), abs=1e-4)
+    batch = TokenBatch(np.full((400, LENGTH - 2), 7, np.int32), np.ones((400, LENGTH - 2), np.int32))
+    made = jax.jit(objective.corrupt)(jax.random.key(0), batch)
+    assert np.asarray(made["masked_positions"])[np.asarray(made["masked_weights"]) > 0].min() == 1
 
 
 @pytest.mark.parametrize("name", ["mistral", "eurobert", "nomic_bert"])
@@ -304,15 +439,15 @@ REFUSED = [
     ("llama", dict(rope_scaling=dict(rope_type="llama3", factor=2.0)), "low_freq_factor, high_freq_factor"),
     ("llama", dict(rope_scaling=LLAMA3 | dict(low_freq_factor=4.0)), "rope_scaling"),
     ("llama", dict(rope_scaling=[8.0]), "rope_scaling"), ("llama", dict(rope_theta="1e4"), "rope_theta"),
-    ("llama", dict(is_causal=False), "is_causal"), ("qwen3", dict(is_causal=False), "is_causal"),
+    ("llama", dict(use_bidirectional_attention=True), "use_bidirectional_attention"),
     ("mistral", dict(use_bidirectional_attention=True), "use_bidirectional_attention"),
     ("mistral", dict(sliding_window=0), "window"), ("qwen3", dict(use_sliding_window=True), "use_sliding_window"),
     ("qwen3", dict(layer_types=LOCAL), "layer_types"), ("eurobert", dict(mlp_bias=True), "mlp_bias"),
     ("eurobert", dict(classifier_pooling="max"), "classifier_pooling"),
     ("eurobert", dict(hidden_act="relu6"), "hidden_act"), ("eurobert", dict(hidden_act="relu"), "activation"),
     ("gemma3_text", dict(final_logit_softcapping=30.0), "final_logit_softcapping"),
-    ("gemma3_text", dict(use_bidirectional_attention=True), "use_bidirectional_attention"),
-    ("gemma3_text", dict(is_causal=False), "is_causal"),
+    ("gemma3_text", dict(use_bidirectional_attention=True, sliding_window=7), "sliding_window is 7"),
+    ("gemma3_text", dict(use_bidirectional_attention="vision"), "use_bidirectional_attention"),
     ("gemma3_text", dict(layer_types=LOCAL * 2 + LOCAL[:1]), "layer_types"),
     ("gemma3_text", dict(rope_scaling=YARN), "rope_parameters"),
     ("gemma3_text", dict(rope_parameters=dict(sliding_attention=dict(rope_type="linear", factor=2.0))), "rope_type"),
@@ -442,6 +577,27 @@ def test_pooling_of_the_classifier(pooling, pair, tmp_path):
     found = jax.jit(task.predict)(params, given)["logits"]
     assert np.abs(wanted).max() > 0.3
     np.testing.assert_allclose(found, wanted, atol=TOLERANCE)
+    assert import_folder(out).objective.model == task.model
+
+
+@pytest.mark.parametrize("name", first_fast(["qwen3", "gemma3_text"]))
+def test_classes_of_texts_by_an_encoder_with_a_decoders_layers(name, pair, tmp_path):
+    """The last token is read, as by the class; texts stand between the begin and the end symbol."""
+    imported = pair(name).ours.in_direction(False)
+    v = imported.tokenizer.vocabulary
+    task = Classification(model=imported.objective.model, labels=("a", "b", "c")).bind(v, LENGTH)
+    template = task.fine_tuning.template
+    assert template.build(v, np.array([5, 6]), np.array([7])).input_ids.tolist() == [v.bos, 5, 6, v.eos, 7, v.eos]
+    params, (ids, mask) = random_params(task), rows()
+    out = export_folder(tmp_path / "out", task, params, imported.tokenizer, ModelCard())
+    theirs = load_torch(out, transformers.AutoModelForSequenceClassification)
+    padded = torch.tensor(np.where(mask, ids, v.pad)).long()  # their class finds the last token by it
+    with torch.no_grad():
+        wanted = theirs(input_ids=padded, attention_mask=torch.tensor(mask).long()).logits.numpy()
+    given = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids), "row": np.arange(3)}
+    assert np.abs(wanted).max() > 0.3
+    # Scales around 1 are around 2 in Gemma, whose seven layers round more.
+    np.testing.assert_allclose(jax.jit(task.predict)(params, given)["logits"], wanted, atol=1e-4)
     assert import_folder(out).objective.model == task.model
 
 

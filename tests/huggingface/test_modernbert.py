@@ -28,8 +28,10 @@ from jaxlm.huggingface import ModelCard, export_folder, import_folder, modernber
 from jaxlm.inference.fill_mask import fill_mask
 from jaxlm.inference.generate import generate
 from jaxlm.models.base import Inputs
+from jaxlm.models.llama import Mistral
 from jaxlm.models.modernbert import ModernBert, ModernBertDecoder
 from jaxlm.objectives.base import total_loss
+from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.runs.model import load_trained
@@ -135,6 +137,30 @@ def test_logits_in_both_directions(name, tmp_path, their_tokenizer):
     assert import_folder(out).objective.model == model
 
 
+def test_a_decoder_with_bidirectional_attention_is_the_encoder(tmp_path, their_tokenizer):
+    """`is_causal` false in its config.json; in a folder of the encoder the other names hold the same."""
+    _, folder = save("decoder", tmp_path / "hf", their_tokenizer)
+    config = folder / "config.json"
+    config.write_text(json.dumps(read_json(config) | {"is_causal": False}))
+    theirs, imported = CLASSES["decoder"].from_pretrained(folder, attn_implementation="eager"), import_folder(folder)
+    decoder, params = imported.objective.model, imported.params
+    assert difference(decoder, params, theirs.eval()) < TOLERANCE
+    for window in (6, 10):
+        assert difference(dataclasses.replace(decoder, local_attention=window), params, theirs) > 100 * TOLERANCE
+    causal = dataclasses.replace(decoder, is_causal=True)
+    encoder = causal.in_direction(False)
+    assert type(encoder) is ModernBert and encoder.in_direction(True) == causal
+    assert difference(encoder, params, theirs) < TOLERANCE < difference(causal, params, theirs)
+    objectives = imported.objective, dataclasses.replace(imported.objective, model=encoder)
+    for objective, auto in zip(objectives, (transformers.AutoModelForCausalLM, transformers.AutoModelForMaskedLM),
+                               strict=True):
+        out = export_folder(tmp_path / auto.__name__, objective, params, imported.tokenizer, ModelCard())
+        again, report = auto.from_pretrained(out, attn_implementation="eager", output_loading_info=True)
+        assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+        assert difference(encoder, params, again.eval()) < TOLERANCE
+        assert import_folder(out).objective.model == objective.model
+
+
 @pytest.mark.parametrize("name", first_fast(CLASSES))
 def test_the_stored_window_decides(name, tmp_path, their_tokenizer):
     config = save(name, folder := tmp_path / "hf", their_tokenizer)[1] / "config.json"
@@ -188,7 +214,6 @@ def test_keys_of_older_files(name, tmp_path, their_tokenizer):
     imported = import_folder(folder)
     model = imported.objective.model
     assert (model.global_period, model.global_theta, model.local_theta) == (2, 80_000.0, 20_000.0)
-    assert not model.stack.last_layer_at_positions  # the last layer is local
     assert difference(model, imported.params, theirs) < TOLERANCE
 
 
@@ -323,6 +348,9 @@ def test_a_loop_without_a_whole_period(num_layers, period):
     assert jax.eval_shape(states, jax.random.key(0)).shape == (1, 2, 16)
 
 
+SMALL = dict(vocab_size=50, hidden_size=16, num_heads=2, intermediate_size=24, local_attention=4, init_std=0.2)
+
+
 def test_a_single_layer_is_refused():
     """Its stack would have an empty array of norms before attention, which no checkpoint can hold."""
     with pytest.raises(UserError, match="num_layers"):
@@ -330,11 +358,14 @@ def test_a_single_layer_is_refused():
 
 
 @pytest.mark.slow
-def test_the_last_layer_at_positions_changes_nothing():
-    model = ModernBert(vocab_size=50, hidden_size=16, num_heads=2, num_layers=4, intermediate_size=24,
-                       local_attention=4, init_std=0.2)
+@pytest.mark.parametrize("model", [
+    ModernBert(**SMALL, num_layers=4), ModernBert(**SMALL, num_layers=3), ModernBertDecoder(**SMALL, num_layers=4),
+    Mistral(vocab_size=50, hidden_size=16, num_heads=2, num_kv_heads=1, head_dim=8, intermediate_size=24, num_layers=2,
+            window=2, init_std=0.3, is_causal=False),
+], ids=["global", "local", "causal", "mistral"])
+def test_the_last_layer_at_positions_changes_nothing(model):
+    """It is computed there only if it attends to all tokens."""
     ids, at = jnp.arange(12)[None], jnp.array([[3, 11, 0]])
-    assert model.stack.last_layer_at_positions
 
     @jax.jit
     def states(key):
@@ -442,7 +473,7 @@ def test_parameters_of_random_exports(tmp_path, their_tokenizer):
     tokenizer = Tokenizer.load(their_tokenizer)
     model = ModernBertDecoder(hidden_size=32, num_layers=4, num_heads=4, intermediate_size=48, max_positions=40,
                               vocab_size=len(tokenizer), local_attention=8)
-    objective = modernbert_decoder.CausalLM(model=model).bind(tokenizer.vocabulary, 20)
+    objective = CausalLM(model=model).bind(tokenizer.vocabulary, 20)
     params = random_params(objective, 1)
     out = export_folder(tmp_path / "out", objective, params, tokenizer, ModelCard())
     theirs = transformers.AutoModelForCausalLM.from_pretrained(out, attn_implementation="eager").eval()

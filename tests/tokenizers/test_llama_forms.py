@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 import tokenizers
@@ -12,8 +13,11 @@ import transformers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from jaxlm.models.llama import Llama
+from jaxlm.objectives.causal_lm import CausalLM
+from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.tokenizers.export import export
 from jaxlm.tokenizers.tokenizer import Tokenizer
+from tests.params import random_params
 
 WORDS = [
     "the", "cat's", "they'LL", "transcendental", "1234567", "3.14", "x==y", "\tif", "고양이가", "옛날에", "кошка",
@@ -102,7 +106,7 @@ def test_ids_offsets_and_text_of_500_lines(name, tmp_path):
     assert ours.vocabulary.eos == theirs.eos_token_id and ours.vocabulary.pad == theirs.pad_token_id
     assert ours.vocabulary.bos == (-1 if theirs.bos_token_id is None else theirs.bos_token_id)
     out = tmp_path / "out"
-    export(ours, out, Llama.template, 512)
+    export(ours, out, Llama().template, 512)
     (out / "config.json").write_text((folder / "config.json").read_text())
     exported = transformers.AutoTokenizer.from_pretrained(out)
     found = ours.encode_with_offsets(texts)
@@ -142,3 +146,27 @@ def test_classes_with_parts_of_their_own(name, cls, model_type, others, tmp_path
     found = [list(ours.encode(text)) for text in texts]
     for tokenizer in (theirs, transformers.AutoTokenizer.from_pretrained(out)):
         assert tokenizer(texts, add_special_tokens=False)["input_ids"] == found
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_mask_symbol_and_its_place_in_texts(name, tmp_path):
+    """As a decoder becomes an encoder: the begin symbol, or the end symbol where there is none, the text, the end."""
+    folder = save(name, tmp_path / "theirs")
+    ours, theirs = Tokenizer.load(folder), transformers.AutoTokenizer.from_pretrained(folder)
+    model = Llama(vocab_size=len(ours), hidden_size=8, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=8,
+                  intermediate_size=8)
+    objective = CausalLM(model=model).bind(ours.vocabulary, 16)
+    found = PretrainedModel(objective, random_params(objective), ours).in_direction(False)
+    v, model = found.tokenizer.vocabulary, found.objective.model
+    begin = theirs.eos_token_id if theirs.bos_token_id is None else theirs.bos_token_id
+    assert (v.cls, v.sep, v.mask, v.size) == (begin, theirs.eos_token_id, len(ours), len(ours) + 1)
+    assert jax.tree.map(np.shape, found.params) == jax.tree.map(np.shape, jax.eval_shape(model.init, jax.random.key(0)))
+    export(found.tokenizer, tmp_path / "out", model.template.for_vocabulary(v), 512)
+    (tmp_path / "out" / "config.json").write_text(json.dumps({"model_type": "eurobert"}))
+    exported = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert exported.mask_token_id == v.mask
+    for text in ("the [MASK] cat's", "[MASK]", "they'LL[MASK] if"):
+        ids = exported(text)["input_ids"]
+        assert ids == [v.cls, *found.tokenizer.encode_with_symbols(text), v.sep] and ids.count(v.mask) == 1
+        before = theirs.encode(text.partition("[MASK]")[0].rstrip(" "), add_special_tokens=False)
+        assert ids[1 : ids.index(v.mask)] == before  # the mask takes the space

@@ -35,6 +35,17 @@ experiment = Experiment(Distillation(student), experiment.data, experiment.optim
 """
 
 
+LLAMA = """
+from jaxlm.models.llama import EuroBert, Llama
+from jaxlm.objectives.causal_lm import CausalLM
+
+model = Llama(hidden_size=16, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=8, intermediate_size=32,
+              max_positions=32, tied_head={tied})
+objective = {objective}
+experiment = Experiment(objective, experiment.data, experiment.optimizer, experiment.train)
+"""
+
+
 @pytest.fixture(scope="module")
 def other(tmp_path_factory) -> Path:
     """A preset of another size and another recipe, over another text."""
@@ -169,6 +180,30 @@ def test_killed_while_its_tokenizer_is_saved_it_saves_it_again(other, finished, 
     assert [path.name for path in (run / "tokenizer").iterdir()] == ["spiece.model"]
     assert begin(other, run, finished, "--train.steps", "1") == 0
     assert (run / "tokenizer" / MARKER).read_bytes() == (finished / "tokenizer" / MARKER).read_bytes()
+
+
+def test_a_decoder_becomes_an_encoder_and_one_again(preset, finished, tmp_path, capsys):
+    """With its parameters; the exported folder is EuroBERT's. Then the other way."""
+    decoder, encoder, back = (tmp_path / name for name in ("decoder", "encoder", "back"))
+    causal, masked = tmp_path / "causal.py", tmp_path / "masked.py"
+    causal.write_text(preset.read_text() + LLAMA.format(objective="CausalLM(model)", tied=True))
+    masked.write_text(preset.read_text() + LLAMA.format(
+        objective='MaskedLM(model.as_type(EuroBert), input_format="document", predicts_next=True)', tied=False))
+    flags = "--train.steps", "2", "--data.tokenizer", str(finished)
+    assert main(["pretrain", str(causal), "--run-dir", str(decoder), *flags]) == 0
+    assert begin(masked, encoder, decoder, "--train.steps", "2") == 0
+    assert f"The Llama of {decoder} goes on as a EuroBert that attends to all tokens." in capsys.readouterr().err
+    assert_same_arrays(first_params(encoder), load_run(decoder).params)
+    model, own = (load_config(run / "config.json").objective.model for run in (encoder, decoder))
+    assert model.tied_head and own.in_direction(False) == model
+    assert main(["fill-mask", str(encoder), "kedu [MASK] nimo", "--top-k", "2"]) == 0
+    assert main(["export", str(encoder), str(tmp_path / "hf")]) == 0
+    assert begin(causal, back, tmp_path / "hf", "--train.steps", "1") == 0
+    assert_same_arrays(first_params(back), load_run(encoder).params)
+    assert load_config(back / "config.json").objective.model == own
+    assert main(["generate", str(back), "kedu", "--max-new-tokens", "2"]) == 0
+    flags = "--run-dir", tmp_path / "new", "--objective.model.is-causal", "False"
+    assert "objective.model.is_causal is False; CausalLM needs True" in refused(capsys, "pretrain", causal, *flags)
 
 
 def test_a_model_of_another_kind_is_refused(other, source, tmp_path, capsys):

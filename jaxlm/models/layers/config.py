@@ -109,7 +109,8 @@ class StackConfig(ExecutionConfig):
         mlp_dropout: Dropout of the feed-forward output; None for `dropout`.
         residual_init_scale: Factor on the initial weights of the products that enter the residual stream.
         num_groups: Number of groups of consecutive layers that share parameters (ALBERT); None without sharing.
-        last_layer_at_positions: Compute the last layer only at the positions that are predicted.
+        last_layer_at_positions: Compute the last layer only at the positions that are predicted, if it attends to all
+            tokens.
     """
 
     _: dataclasses.KW_ONLY

@@ -265,21 +265,22 @@ def run_stack(
         shared: Inputs that all layers share.
         key: Dropout key; None turns dropout off.
         caches: Key/value caches of each layer (see `empty_cache`).
-        positions: The only positions to return. The stack must have no causality, biases or caches, and its explicit
-            mask must be the same for all queries.
+        positions: The only positions to return. The stack must have no biases or caches, and its explicit mask must be
+            the same for all queries.
         collect: Return the inputs and the self-attention scores of all layers, each stacked.
 
     Returns:
         The last hidden states; and the updated caches, or the result of `collect`, or None.
     """
     x = constrain(x)
-    at_last = positions is not None and config.last_layer_at_positions and not collect
     stack = params["layers"]
     if not config.has_first_norm:  # a row for layer 0, which does not read it
         row = jax.tree.map(lambda leaf: jnp.pad(leaf, ((1, 0), (0, 0))), stack["attention_norm"])
         stack = stack | {"attention_norm": row}
     groups = unstack(stack) if config.groups < config.num_layers else None
     kinds = [(config.of_layer(i), groups and config.group_of(i)) for i in range(config.num_layers)]
+    is_full = not config.causal and kinds[-1][0].band is None
+    at_last = positions is not None and config.last_layer_at_positions and is_full and not collect
 
     def layer(
         block: Block, group: int | None, params: Params, x: jax.Array, key: jax.Array | None,
