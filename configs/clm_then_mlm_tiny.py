@@ -12,12 +12,11 @@ Parameters:  1,639,552 with the vocabulary of 4,096 trained here
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, PhaseConfig, TrainConfig
 from jaxlm.data.text import TextData
-from jaxlm.models.llama import EuroBert, Llama
+from jaxlm.models.llama import EuroBert
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.masked_lm import MaskedLM
 
-CAUSAL = CausalLM(model=Llama())  # with the sizes of the run's model
-PHASES = (PhaseConfig(250, 16, objective=CAUSAL), PhaseConfig(200, objective=CAUSAL), PhaseConfig(450))
+PHASES = (PhaseConfig(250, 16, objective=CausalLM()), PhaseConfig(200, objective=CausalLM()), PhaseConfig(450))
 
 experiment = Experiment(
     objective=MaskedLM(

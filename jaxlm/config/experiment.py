@@ -88,9 +88,9 @@ class PhaseConfig:
     fields: Mapping[str, Any] | tuple[tuple[str, Any], ...] = ()
     """Values of other fields, by dotted names such as "optimizer.learning_rate"; given as a dictionary."""
     objective: Objective | None = None
-    """Objective of its own on the run's parameters, for presets alone; None: the run's. Its model names a class, whose
-    fields are those of the run's model. Parameters that it does not use are left alone; it may not add any. Held-out
-    text is evaluated with it, too."""
+    """Objective of its own on the run's parameters, for presets alone; None: the run's. Its model is the run's, with
+    attention in the direction that it needs. Parameters that it does not use are left alone; it may not add any.
+    Held-out text is evaluated with it, too."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fields", tuple(dict(self.fields).items()))

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxlm.data.base import RowFormat
 from jaxlm.errors import UserError
-from jaxlm.fields import check_ranges, field, marks_of
+from jaxlm.fields import check_ranges, field, marks_of, settings
 from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.tokenizers.template import Template
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -176,21 +176,24 @@ class Objective:
         return dataclasses.replace(self, model=with_options(pretrained, model))
 
     def for_phase(self, objective: Objective) -> Objective:
-        """Return the objective of a phase of this one's run: its model with the fields of this model, bound as this is.
+        """Return the objective of a phase of this one's run: on this model, or it in the other direction, and bound.
 
         Raises:
-            UserError: It is a task, has a teacher, or its model has fields of its own.
+            UserError: It is a task, has a teacher or a model of its own, or this model has no such direction.
         """
         if self.command != "pretrain" or objective.command != "pretrain" or getattr(objective, "teacher", ""):
             raise UserError("its objective is a task or has a teacher, which is for a run of its own with --init-from.")
-        model = self.model.as_type(type(objective.model))
-        for item in dataclasses.fields(model):
-            given = getattr(objective.model, item.name)
-            if given not in (item.default, getattr(model, item.name)):
-                raise UserError(
-                    f"its model has {item.name} {given}, and the run's {getattr(model, item.name)}; leave it out, or "
-                    f"set objective.model.{item.name} among the fields of the phase."
-                )
+        if objective.model != type(objective)().model:
+            raise UserError(f"{type(objective).__name__} has the model of the run; leave its model out, and set "
+                            "objective.model.… among the fields of the phase.")
+        is_causal = self.model.is_causal if objective.is_causal is None else objective.is_causal
+        if (model := self.model.in_direction(is_causal)) is None:
+            raise UserError(f"{type(objective).__name__} needs {'causal' if is_causal else 'bidirectional'} attention, "
+                            f"which a {type(self.model).__name__} does not have.")
+        kind = next(setting.type for setting in settings(objective) if setting.name == "model")
+        if not isinstance(model, kind):
+            raise UserError(f"{type(objective).__name__} needs a {kind.__name__}, and the run has a "
+                            f"{type(model).__name__}.")
         objective = dataclasses.replace(objective, model=model)
         if not isinstance(self, Bound):
             return objective
