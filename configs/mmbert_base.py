@@ -7,7 +7,7 @@ Parameters:  307,786,240 with the published vocabulary of 256,000
 2.3 trillion tokens in rows of 1,024 with 30 % masks; then rows of 8,192 with another base of rotary positions: 600
 billion tokens with 15 % masks and 100 billion with 5 %, while the rate decays. The published training raises the batch
 over its first 60 billion tokens, and draws from 60, 110 and 1,833 languages with weights n^0.7, n^0.5 and n^0.3 in the
-three phases; here the sources and --data.temperature are one for the run. For the published vocabulary, Gemma 2's, add
+three phases: set data.temperature in them, as mmbert_tiny does. For the published vocabulary, Gemma 2's, add
 --data.tokenizer FOLDER.
 """
 
