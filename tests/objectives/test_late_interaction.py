@@ -14,6 +14,7 @@ from jaxlm.errors import UserError
 from jaxlm.models.base import Inputs
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.modernbert import ModernBert
+from jaxlm.objectives.base import total_loss
 from jaxlm.objectives.contrastive import text_scores
 from jaxlm.objectives.self_contrastive import SelfContrastive
 from jaxlm.tasks.contrastive import Contrastive
@@ -108,6 +109,22 @@ def test_chunks_change_neither_loss_nor_gradient(expand):
     cut = {name: array[:7] for name, array in example.items()}
     assert_close(gradients(bound(expand_queries=expand), params, cut), whole)
     assert abs(float(gradients(bound(expand_queries=not expand), params, example)[0]) - float(whole[0])) > 1e-3
+
+
+@pytest.mark.slow
+def test_chunks_take_less_memory_for_texts_and_for_scores():
+    def peak(chunks: int) -> int:
+        objective = bound(chunks=chunks, negatives=0)
+        shapes = jax.eval_shape(objective.init, jax.random.key(0))
+        example = jax.tree.map(jnp.asarray, objective.synthetic(256, LENGTH))
+
+        def loss(params):
+            return total_loss(objective.loss(params, example, jax.random.key(0), True))
+
+        return jax.jit(jax.grad(loss)).lower(shapes).compile().memory_analysis().temp_size_in_bytes
+
+    scores = 4 * 256 * 256 * 8 * LENGTH  # of all tokens of a query with all of a passage
+    assert peak(1) > scores > 2 * peak(8)
 
 
 def test_padding_is_neither_read_nor_scored():
