@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers
@@ -24,6 +25,7 @@ import transformers
 from safetensors.numpy import load_file, save_file
 from transformers.core_model_loading import revert_weight_conversion
 
+from jaxlm.config.experiment import OptimizerConfig, TrainConfig
 from jaxlm.errors import UserError
 from jaxlm.huggingface import ModelCard, export_folder, import_folder
 from jaxlm.huggingface.families import family_named, family_of
@@ -39,9 +41,12 @@ from jaxlm.objectives.base import total_loss
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.objectives.pretrained import PretrainedModel
+from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.tasks.classification import Classification
+from jaxlm.training.program import Program, corruption_key
 from jaxlm.types import TokenBatch
-from tests.huggingface.support import read_json
+from tests.huggingface import test_modernbert
+from tests.huggingface.support import TorchAdamW, read_json
 from tests.params import first_fast, random_params
 
 TOLERANCE = 1e-5
@@ -716,6 +721,34 @@ def test_masks_are_filled_as_by_the_class(name, pair, tmp_path):
     library = transformers.pipeline("fill-mask", model=str(out), tokenizer=str(out), top_k=3)
     for text, answers in zip(texts, fill_mask(imported, texts, 3), strict=True):
         np.testing.assert_allclose([p for _, p in answers[0]], [each["score"] for each in library(text)], atol=1e-5)
+
+
+@pytest.mark.slow  # the suite has the loss and gradients of one step
+@pytest.mark.parametrize("name", POST)
+def test_twenty_steps_as_in_pytorch(name, tmp_path):
+    theirs = save(name, tmp_path).train()
+    imported, steps, count = import_folder(tmp_path), 20, 8
+    objective = imported.objective.bind(imported.tokenizer.vocabulary, LENGTH)
+    optimizer, mesh = OptimizerConfig(learning_rate=3e-3, warmup_steps=5), make_mesh(MeshConfig(), jax.devices()[:1])
+    program = Program(objective, TrainConfig(steps=steps, batch_size=count, seed=3), optimizer, mesh)
+    state = program.init_state(jax.tree.map(jnp.asarray, imported.params))
+    # The names of the class, in which its parameters are.
+    family = family_of(objective)
+    table = family.stored_models(objective, Source(tmp_path, {}, dict(theirs.named_parameters())))[0].table
+    entries = [dataclasses.replace(entry, theirs=entry.theirs.replace("lm_head.norm", "lm_head.layer_norm"))
+               for entry in table.entries]
+    table = dataclasses.replace(table, entries=tuple(entries))
+    adamw, ours, reference = TorchAdamW(theirs, table, state.params, optimizer, steps), [], []
+    corrupt = jax.jit(objective.corrupt)
+    for step in range(steps):
+        given = test_modernbert.rows(objective.vocabulary, objective.row_format(LENGTH).length, count, step)
+        loss = test_modernbert.torch_loss(theirs, corrupt(corruption_key(3, step), given))
+        adamw.step(loss)
+        reference.append(loss.item())
+        state, terms = program.train_step(state, given, ())
+        ours.append(float(terms["loss"].total))
+    assert reference[0] - min(reference) > 0.1, "the model learns, or the comparison says little"
+    np.testing.assert_allclose(ours, reference, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(("types", "pair_of_texts"), [(0, "cls $A sep sep $B sep"), (1, "cls $A sep sep $B sep"),
