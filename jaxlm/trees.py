@@ -45,7 +45,7 @@ def paths(tree: Params, prefix: str = "") -> Iterator[str]:
             yield prefix + name
 
 
-def only(tree: Params, chosen: Iterable[str]) -> Params:
+def select_paths(tree: Params, chosen: Iterable[str]) -> Params:
     """Return the leaves of the paths `chosen`."""
     found: Params = {}
     for path in chosen:

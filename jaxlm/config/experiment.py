@@ -90,6 +90,7 @@ class PhaseConfig:
     objective: Objective | None = None
     """Objective of its own on the run's parameters, for presets alone; None: the run's. Its model is the run's, with
     attention in the direction that it needs. Parameters that it does not use are left alone; it may not add any.
+    Adam counts the steps of all phases, so give the first phase that trains a head `optimizer.warmup_steps` of its own.
     Held-out text is evaluated with it, too."""
 
     def __post_init__(self) -> None:
@@ -126,12 +127,12 @@ class TrainConfig:
     """Phases of the run. As a flag, with commas between: STEPS, STEPSxLENGTH or STEPSxLENGTHxBATCH each, as in
     '700x16, 800' (attention is learnt sooner over short rows, and costs less). The last one ends with `steps`. A length
     without a batch has as many tokens a batch as the run. FIELD=VALUE after them sets any field of objective and
-    optimizer that leaves shapes as they are, train.accumulate, data.temperature, or data.source (some sources of the
-    run's mixture), as in '800x128 optimizer.learning_rate=3e-4'; what a phase does not set is the run's. In a preset a
-    phase may also have an objective of its own (see `PhaseConfig`). A phase that sets optimizer.schedule, warmup_…,
-    decay_… or final_share has a learning-rate schedule of its own, over its own steps; all others share one over the
-    whole run, which optimizer.learning_rate scales. Evaluation is at the run's length, batch, rates and shares, but
-    with the phase's own objective. Phases that have not begun may
+    optimizer that leaves shapes as they are, train.accumulate, data.temperature, or data.source (in a preset, some
+    sources of the run's mixture), as in '800x128 optimizer.learning_rate=3e-4'; what a phase does not set is the
+    run's. In a preset a phase may also have an objective of its own (see `PhaseConfig`). A phase that sets
+    optimizer.schedule, warmup_…, decay_… or final_share has a learning-rate schedule of its own, over its own steps;
+    all others share one over the whole run, which optimizer.learning_rate scales. Evaluation is at the run's length,
+    batch, rates and shares, but with the phase's own objective. Phases that have not begun may
     change when a run is resumed. Empty: none."""
     decay_steps: int = field(0, range="[0, inf)")
     """Steps of a run that only decays the learning rate of another one to `optimizer.final_share`: it goes on from the
@@ -226,17 +227,6 @@ class Phase(NamedTuple):
         return "objective" in self.changes
 
     @property
-    def shares(self) -> tuple[Any, Any]:
-        """What decides the shares of a mixture."""
-        data = self.experiment.data
-        return data.source, getattr(data, "temperature", 0.0)
-
-    @property
-    def has_shares(self) -> bool:
-        """Whether it has other shares of the run's mixture."""
-        return self.sets("data.source", "data.temperature")
-
-    @property
     def has_schedule(self) -> bool:
         """Whether it has a learning-rate schedule of its own."""
         return self.sets(*_OF_SCHEDULE)
@@ -313,6 +303,8 @@ class Experiment:
         """
         changes, own = dict(changes), self
         if objective := changes.pop("objective", None):
+            if not isinstance(objective, Objective):
+                raise UserError("an objective of its own is for the PhaseConfig of a preset, not for a flag.")
             own = dataclasses.replace(self, objective=self.objective.for_phase(objective))
         constants = f"objective.{own.objective.constants_field}"
         fields = {s.name: s for s in settings(own) if s.name.startswith(_OF_PHASE) and s.name != constants}
@@ -321,13 +313,15 @@ class Experiment:
                 raise UserError(f"{name} is no field that a phase can set; those are data.length, data.source, "
                                 "data.temperature, train.batch_size, train.accumulate, and fields of objective and "
                                 "optimizer.")
+            if name in _OF_VECTORS and value != fields[name].value:
+                raise UserError(f"{name} is one for a whole run, whose model is used with it; leave it out.")
             check_type(fields[name]._replace(value=value))
             own = with_value(own, name, value)
         has_schedule = any(name.startswith(_OF_SCHEDULE) for name in changes)
         if has_schedule and own.optimizer.warmup_share and "optimizer.warmup_steps" not in changes:
             own = with_value(own, "optimizer.warmup_steps", None)  # a share of the phase's own steps
         own.data.validate()
-        self.data.check_phase(own.data)
+        self.data.phase_shares(own.data)
         if "data.length" not in changes or "train.batch_size" in changes:
             return own
         rows, length, own_length = self.train.batch_size, self.data.length, own.data.length
@@ -381,6 +375,10 @@ _OF_PHASE = (
     "objective.", "optimizer.", "data.length", "data.source", "data.temperature", "train.batch_size", "train.accumulate"
 )
 """Beginnings of the names of the fields that a phase may set. `Program.at` refuses those that change the state."""
+_OF_VECTORS = tuple(f"objective.{name}" for name in (
+    "predicts_next", "pooling", "normalize", "interaction", "expand_queries", "skiplist_words"
+))
+"""Names of the fields by which later commands use a model, which a phase does not set."""
 _OF_SCHEDULE = tuple(f"optimizer.{name}" for name in ("schedule", "warmup_", "decay_", "final_share"))
 """Beginnings of the names of the fields with which a phase begins a learning-rate schedule of its own."""
 _PHASE = re.compile(r"([1-9]\d*)(?:x([1-9]\d*))?(?:x([1-9]\d*))?((?:\s+[\w.-]+=\S+)*)")

@@ -85,8 +85,8 @@ class Source(Protocol):
         """Token statistics of the splits."""
         ...
 
-    def of_phase(self, data: Data) -> Source:
-        """Return this mixture in the shares of a phase, which `Data.check_phase` has checked."""
+    def of_phase(self, shares: Any) -> Source:
+        """Return this mixture in the shares of a phase (see `Data.phase_shares`), to train on."""
         ...
 
     def batches(self, split: str, batch_size: int, row_format: RowFormat, seed: int) -> Batches:
@@ -148,8 +148,12 @@ class Data:
     def check_format(self, row_format: RowFormat) -> None:
         """Raise UserError if the data cannot be cut into such rows; it is asked before the data is read."""
 
-    def check_phase(self, data: Data) -> None:
-        """Raise UserError unless the rows of a phase, configured by `data`, are read from this data."""
+    def phase_shares(self, data: Data) -> Any:
+        """Return what `Source.of_phase` takes for a phase configured by `data`; None for the shares of the run.
+
+        Raises:
+            UserError: The phase has other text.
+        """
         if data.source != self.source:
             raise UserError("data.source of a phase is for a mixture of texts; leave it out.")
 

@@ -207,7 +207,7 @@ class MixedBatches(Batches):
         counts = before(self.first + rows) - before(self.first)
         return dict(zip(self.parts, counts.tolist(), strict=True))
 
-    def beyond(self, draws: Iterable[tuple[Batches, int]]) -> Self:
+    def after_draws(self, draws: Iterable[tuple[Batches, int]]) -> Self:
         """Return batches that go on with each source after what other batches of this mixture have read of it.
 
         Args:
@@ -234,11 +234,9 @@ class MixedBatches(Batches):
 class Mixture:
     """Token stores of several sources, read in fixed shares; see `jaxlm.data.base.Source`."""
 
-    def __init__(
-        self, stores: Mapping[str, Store], weights: Sequence[float], temperature: float, items: Sequence[str] = ()
-    ) -> None:
-        """Compute the shares of `stores` in the tokens; see `shares_of`. `items` are their names in `--data.source`."""
-        self.stores, self._items = stores, items
+    def __init__(self, stores: Mapping[str, Store], weights: Sequence[float], temperature: float) -> None:
+        """Compute the shares of `stores` in the tokens; see `shares_of`."""
+        self.stores = stores
         shares = shares_of(weights, [store.train.num_tokens for store in stores.values()], temperature)
         self.shares = dict(zip(stores, shares.tolist(), strict=True))
         facts = [[name, store.fingerprint, self.shares[name]] for name, store in stores.items()]
@@ -269,14 +267,14 @@ class Mixture:
         found = sum(share for share, size, _ in sizes if size)
         return sum(share / max(found, 1e-12) * each / max(1, size) for share, size, each in sizes)
 
-    def of_phase(self, data: Any) -> Mixture:
-        """Return the mixture in the shares of a phase, to train on; see `jaxlm.data.base.Source`."""
-        weights, temperature = weights_of_phase(self._items, data.source, data.temperature)
+    def of_phase(self, shares: tuple[Sequence[float], float]) -> Mixture:
+        """Return the mixture with the weights and the temperature of a phase; see `jaxlm.data.base.Source`."""
+        weights, temperature = shares
         chosen = {name: weight for name, weight in zip(self.stores, weights, strict=True) if weight}
         sizes = [self.stores[name].train.num_tokens for name in chosen]
-        shares = dict(zip(chosen, shares_of([*chosen.values()], sizes, temperature).tolist(), strict=True))
+        found = dict(zip(chosen, shares_of([*chosen.values()], sizes, temperature).tolist(), strict=True))
         phase = copy.copy(self)
-        phase.shares = dict.fromkeys(self.stores, 0.0) | shares
+        phase.shares = dict.fromkeys(self.stores, 0.0) | found
         return phase
 
     def batches(self, split: str, batch_size: int, row_format: RowFormat, seed: int) -> Batches:

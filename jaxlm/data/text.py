@@ -132,11 +132,12 @@ class TextData(Data):
         if row_format.stride and "" not in parse_mixture(self.source, self.temperature):
             raise UserError("This objective reads a text in its order; leave weights and --data.temperature out.")
 
-    def check_phase(self, data: Data) -> None:
-        """Raise UserError unless a phase has sources of this mixture; see `jaxlm.data.base.Data`."""
-        if data != dataclasses.replace(self, length=data.length):
-            items = [item for item, _ in parse_mixture(self.source, self.temperature).values()]
-            weights_of_phase(items, data.source, data.temperature)
+    def phase_shares(self, data: Data) -> tuple[list[float], float] | None:
+        """Return the weights of the sources in a phase, and its temperature; see `jaxlm.data.base.Data`."""
+        if data == dataclasses.replace(self, length=data.length):
+            return None
+        items = [item for item, _ in parse_mixture(self.source, self.temperature).values()]
+        return weights_of_phase(items, data.source, data.temperature)
 
     def parts(self) -> list[Part]:
         """Return the parts of the text, of one source after the other."""
@@ -166,8 +167,7 @@ class TextData(Data):
             if corpus.remark:
                 report(f"{corpus.source}: {corpus.remark}" if len(sources) > 1 else corpus.remark)
         stores = self._stores(sources, tokenizer, report)
-        items, weights = zip(*((data.source, weight) for data, _, weight in sources.values()), strict=True)
-        return stores.get("") or Mixture(stores, weights, self.temperature, items)
+        return stores.get("") or Mixture(stores, [weight for *_, weight in sources.values()], self.temperature)
 
     def describe(self, tokenizer: Tokenizer, report: Report = print) -> None:
         """Report on each source, from its store and a sample; see `jaxlm.data.base.Data`."""

@@ -46,7 +46,7 @@ def embed(
         normalize: Scale vectors to Euclidean length 1.
         progress: Show a progress bar if standard error is a terminal.
         batch_size: Texts in a batch of a device.
-        role: Of texts in late interaction, where "" is a document.
+        role: Role of the texts in late interaction; "" means document.
 
     Raises:
         UserError: A text has no tokens, the length is below 3, or the model has no summary token.

@@ -102,7 +102,7 @@ class Model:
 
     template: ClassVar[Template] = Template()
     """Special symbols around one and two texts."""
-    is_causal = False  # not annotated: a field of a subclass would take the place of a ClassVar, before all others
+    is_causal = False  # unannotated: a ClassVar would fix the position of a subclass's field of this name
     """Whether a token attends only to itself and to earlier tokens."""
     summary_token: ClassVar[Literal["first", "last", "mean"]] = "first"
     """Token whose hidden state represents a text, or the mean of all tokens."""

@@ -183,6 +183,9 @@ class Objective:
         """
         if self.command != "pretrain" or objective.command != "pretrain" or getattr(objective, "teacher", ""):
             raise UserError("its objective is a task or has a teacher, which is for a run of its own with --init-from.")
+        if objective.denoises and not self.denoises:
+            raise UserError(f"{type(objective).__name__} prepares the head before a run's first step; begin another "
+                            "run with --init-from.")
         if objective.model != type(objective)().model:
             raise UserError(f"{type(objective).__name__} has the model of the run; leave its model out, and set "
                             "objective.model.… among the fields of the phase.")

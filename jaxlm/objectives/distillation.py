@@ -67,6 +67,8 @@ class Distillation(MaskedLM):
             raise UserError(
                 "objective.rarity masks single tokens; set it to 0, or leave out whole_word and longest_ngram."
             )
+        if self.predicts_next:
+            raise UserError("objective.predicts_next is for masked LM without a teacher; leave it out.")
         super().check(vocabulary, length)
 
     @property

@@ -65,6 +65,7 @@ class MaskedDiffusion(Objective):
     denoises = True
 
     def check(self, vocabulary: Vocabulary, length: int) -> None:
+        self.require_direction()
         require_masking(vocabulary, length, self.model.max_positions, "masked diffusion")
 
     def row_format(self, length: int) -> RowFormat:

@@ -60,10 +60,13 @@ class PretrainedModel:
         v, piece, mask = tokenizer.vocabulary, tokenizer.piece, SYMBOL_NAMES["mask"]
         if is_causal and v.eos < 0 <= v.sep:
             tokenizer = tokenizer.with_roles({"eos": piece(v.sep)})
-        elif not is_causal and max(v.mask, v.cls) < 0 <= v.eos:
-            mask, begin = RESERVED if RESERVED in v.symbols else mask, v.eos if v.bos < 0 else v.bos
-            tokenizer = tokenizer.with_roles({"mask": mask, "cls": piece(begin), "sep": piece(v.eos)})
-            log(f"Its vocabulary has no mask symbol: {mask} becomes it, with the id {tokenizer.vocabulary.mask:,}.")
+        elif not is_causal and min(v.mask, v.cls) < 0 <= v.eos:
+            begin, end = v.eos if v.bos < 0 else v.bos, v.eos
+            mask = piece(v.mask) if v.mask >= 0 else RESERVED if RESERVED in v.symbols else mask
+            roles = {"mask": mask} | ({"cls": piece(begin), "sep": piece(end)} if v.cls < 0 else {})
+            tokenizer = tokenizer.with_roles(roles)
+            if v.mask < 0:
+                log(f"Its vocabulary has no mask symbol: {mask} becomes it, with the id {tokenizer.vocabulary.mask:,}.")
         found = dataclasses.replace(self, objective=dataclasses.replace(self.objective, model=model))
         if len(tokenizer) > v.size:
             return found.with_words(Extension(tokenizer, (tuple(range(v.size)),), (mask,)))

@@ -57,7 +57,8 @@ def _check_phases(run: RunFolder, before: Experiment, experiment: Experiment) ->
     """Raise UserError unless the phases that have begun are those of the run, whose current one may end elsewhere."""
     done = max(run.newest_step, 1)
     old, new = ([
-        (phase.after, phase.has_schedule, flatten(phase.experiment, Setting.decides_result))
+        (phase.after, phase.has_schedule, flatten(phase.experiment, Setting.decides_result),
+         each.data.phase_shares(phase.experiment.data))
         for phase in each.phases if phase.after < done
     ] for each in (before, experiment))
     if old != new:

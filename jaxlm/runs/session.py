@@ -62,6 +62,9 @@ class Setup:
             )
         source = main_first(lambda: data.open(self.tokenizer, report), "prepare the text")
         require_same({"tokenizer": self.tokenizer.fingerprint, "text": source.fingerprint})
+        for phase in e.phases if e.train.phases else ():
+            with phase.named():
+                phase.experiment.objective.with_labels_of(source, data)
         if pretrained is not None or run.experiment is None:  # a run that is resumed has its labels in its folder
             e = dataclasses.replace(e, objective=e.objective.with_labels_of(source, data))
         if pretrained is not None:

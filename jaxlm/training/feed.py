@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -24,6 +25,8 @@ class Stage(NamedTuple):
 
     phase: Phase
     row_format: RowFormat
+    shares: Any
+    """Its own shares of a mixture (see `Data.phase_shares`); None for those of the run."""
     batches: Batches
 
     @property
@@ -35,20 +38,21 @@ class Stage(NamedTuple):
 def stages_of(source: Source, experiment: Experiment) -> list[Stage]:
     """Return the stages of all phases. One goes on after the rows that earlier ones of the same format read.
 
-    Of a mixture in other shares it goes on with each source.
+    After a change of shares, each source of a mixture continues where earlier phases stopped.
     """
     stages: list[Stage] = []
     for phase in experiment.phases:
         e = phase.experiment
         row_format, batch_size = e.objective.row_format(e.data.length), e.train.batch_size
-        own = source.of_phase(e.data) if phase.has_shares else source
+        shares = experiment.data.phase_shares(e.data)
+        own = source if shares is None else source.of_phase(shares)
         earlier = [stage for stage in stages if stage.row_format == row_format]
-        same = [stage for stage in earlier if stage.phase.shares == phase.shares]
+        same = [stage for stage in earlier if stage.shares == shares]
         batches = same[0].batches if same else own.batches("train", batch_size, row_format, e.train.seed)
         batches = batches.after(sum(stage.rows for stage in same), batch_size)
         if len(same) < len(earlier):
-            batches = batches.beyond([(stage.batches, stage.rows) for stage in earlier if stage not in same])
-        stages.append(Stage(phase, row_format, batches))
+            batches = batches.after_draws([(stage.batches, stage.rows) for stage in earlier if stage not in same])
+        stages.append(Stage(phase, row_format, shares, batches))
     return stages
 
 
@@ -63,7 +67,6 @@ class Feed:
     def __init__(self, source: Source, experiment: Experiment, mesh: Mesh) -> None:
         """Open the batches of `source`; the objective of `experiment` is bound."""
         self.source, self.length, self._train = source, experiment.data.length, experiment.train
-        self._objective = experiment.objective
         self._stages = stages_of(source, experiment)
         self._held_out = self._held_out_rows(experiment.objective.row_format(self.length))
         self._sharding = batch_sharding(mesh)
@@ -88,7 +91,9 @@ class Feed:
         phase = stage_after(self._stages, step - 1).phase
         if step == 1 or phase.after != step - 1:
             return None
-        return f"From step {step:,} on, batches are {phase}; so the loss may jump."
+        before, kind = (type(stage_after(self._stages, at).phase.experiment.objective) for at in (step - 2, step - 1))
+        change = "" if kind is before else f" of {kind.__name__}"
+        return f"From step {step:,} on, batches{change} are {phase}; so the loss may jump."
 
     @property
     def passes(self) -> float:
@@ -114,15 +119,14 @@ class Feed:
         """Share of each source of a mixture in the figures of an evaluation; one source has the name ""."""
         return self._held_out.shares
 
+    @functools.cache  # noqa: B019 - a run has one feed
     def _held_out_rows(self, row_format: RowFormat) -> Batches:
         return self.source.batches("held_out", self._train.batch_size, row_format, self._train.seed)
 
-    def held_out(self, source: str = "", objective: Objective | None = None) -> Iterator[Any]:
-        """Return the batches of an evaluation on a source, by default with the run's objective, the same each time."""
-        row_format = (objective or self._objective).row_format(self.length)
-        is_run = row_format == self._objective.row_format(self.length)
-        all_rows = self._held_out if is_run else self._held_out_rows(row_format)
-        t, batches = self._train, all_rows.parts.get(source, all_rows)
+    def held_out(self, objective: Objective, source: str = "") -> Iterator[Any]:
+        """Return the batches of an evaluation with an objective on a source, the same each time."""
+        rows = self._held_out_rows(objective.row_format(self.length))
+        t, batches = self._train, rows.parts.get(source, rows)
         local = local_rows(self._sharding, batches.batch_size)
         return self._placed(batches.evaluation(t.batch_size, t.eval_batches, local), batches, local)
 

@@ -198,7 +198,7 @@ def evaluate(program: Program, state: TrainState, feed: Feed) -> dict[str, float
     name, parts = program.train.best_by, {}
     for source in feed.held_out_shares:
         totals, memory = Totals(), program.initial_memory()
-        for index, batch in enumerate(feed.held_out(source, program.eval_objective)):
+        for index, batch in enumerate(feed.held_out(program.eval_objective, source)):
             terms, memory = program.eval_step(state.eval_params, batch, np.int32(index), program.constants, memory)
             totals.add(terms)
         parts[source] = {"loss": totals.loss()} | totals.means()

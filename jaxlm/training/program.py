@@ -127,8 +127,8 @@ def check_program(experiment: Experiment, mesh: Mesh) -> None:
 def _require_same_state(phase: Phase, shapes: TrainState, of_run: TrainState) -> None:
     """Raise UserError if a phase changes the shapes of the run's state."""
     if jax.tree.flatten(shapes) != jax.tree.flatten(of_run):
-        raise UserError(f"{', '.join(phase.changes)} would change the parameters or what the optimizer stores of them, "
-                        "which a phase cannot; begin another run with --init-from.")
+        raise UserError(f"{', '.join(phase.changes)} would change the parameters, what the optimizer stores of them "
+                        "or the recurrence memory, which a phase cannot; begin another run with --init-from.")
 
 
 class Program:
@@ -171,9 +171,9 @@ class Program:
         )
         self.compiler_options = compiler_options(mesh, train.deterministic)
         self.train_step, self.replay_step = make_train_step(self), make_train_step(self, replay=True)
-        is_own = phase is None or phase.has_objective
-        self.eval_objective = objective if is_own else dataclasses.replace(run.objective, model=objective.model)
-        is_evaluated_alike = not is_own and run.objective.model == objective.model
+        has_own = phase is None or phase.has_objective
+        self.eval_objective = objective if has_own else dataclasses.replace(run.objective, model=objective.model)
+        is_evaluated_alike = not has_own and run.objective.model == objective.model
         self.eval_step = run.eval_step if is_evaluated_alike else make_eval_step(self)
 
     def at(self, step: int) -> Program:
@@ -294,7 +294,7 @@ def make_train_step(
             "grad_norm": Term(optax.tree.norm(grads), jnp.ones(())),
             "real_tokens": Term.of(real, jnp.ones(real.shape)),
         }
-        params, opt_state = left_alone((params, opt_state), (state.params, state.opt_state), program.unused_params)
+        params, opt_state = keep_unused((params, opt_state), (state.params, state.opt_state), program.unused_params)
         average = ()
         if program.average:
             decay = jnp.minimum(program.average, (1 + state.step) / (10 + state.step))
@@ -321,13 +321,16 @@ def make_train_step(
     )
 
 
-def left_alone(new: Any, old: Any, unused_params: Sequence[str]) -> Any:
-    """Return `new` with the leaves of unused parameters, and what an optimizer stores of them, as they are in `old`."""
-    def keep(path: Any, new: jax.Array, old: jax.Array) -> jax.Array:
-        return old if f"/{path_string(path)}".endswith(ends) else new
+def keep_unused(new: tuple[Params, Any], old: tuple[Params, Any], unused_params: Sequence[str]) -> tuple[Params, Any]:
+    """Return parameters and optimizer state with what belongs to unused parameters as it was."""
+    every = set(paths(new[0]))
 
-    ends = tuple(f"/{path}" for path in unused_params)
-    return jax.tree_util.tree_map_with_path(keep, new, old)
+    def keep(path: Any, new: jax.Array, old: jax.Array) -> jax.Array:
+        name = path_string(path)  # ends with that of a parameter, of which another one may be an end
+        owners = [name[at + 1 :] for at, char in enumerate(name) if char == "/" and name[at + 1 :] in every]
+        return old if owners and owners[0] in unused_params else new
+
+    return jax.tree_util.tree_map_with_path(keep, new, old) if unused_params else new
 
 
 def _digests(grads: Params, terms: Terms, memory: Memory) -> jax.Array:

@@ -173,15 +173,15 @@ def test_shares_of_a_temperature():
 def test_a_phase_has_other_shares_and_goes_on_with_each_source(stores, small_blocks):
     """One source comes in late; no row is read twice within an epoch, whatever the shares were before."""
     items = [f"{name}.txt" for name in stores]
-    run = Mixture(stores, [5, 3, 2], 0.0, items)
+    run = Mixture(stores, [5, 3, 2], 0.0)
     sizes = np.array([stores[name].train.num_tokens for name in "am"])
-    early = run.of_phase(TextData(source="a.txt,m.txt", temperature=2.0))
+    early = run.of_phase(weights_of_phase(items, "a.txt,m.txt", 2.0))
     np.testing.assert_allclose([early.shares[name] for name in "am"], sizes**0.5 / (sizes**0.5).sum())
     assert early.shares["z"] == 0
-    alone = run.of_phase(TextData(source="m.txt", temperature=2.0))
+    alone = run.of_phase(weights_of_phase(items, "m.txt", 2.0))
     assert list(alone.shares.values()) == [0, 1, 0]
     first, second = batches_of(early), batches_of(run)
-    second = second.after(0, 4).beyond([(first, 24)])
+    second = second.after(0, 4).after_draws([(first, 24)])
     rows = [batch.tokens for batches, steps in ((first, 6), (second, 40)) for batch in map(batches.batch, range(steps))]
     rows = np.concatenate(rows)
     assert set(sources_of(rows[:24])) == {"a", "m"} and set(sources_of(rows[24:])) == {"a", "m", "z"}
