@@ -115,7 +115,7 @@ def test_an_evaluation_begins_with_none(monkeypatch):
         def __init__(self):
             self.held_out_shares = {"": 1.0}
 
-        def held_out(self, source):
+        def held_out(self, objective, source):
             return iter([batch(5), batch(6)])
 
     found = evaluate(own, state, Feed())

@@ -27,7 +27,7 @@ from jaxlm.training.metrics import MetricsWriter, last_evaluation, read_metrics
     (SpanCorruption(), "span_loss", False),
 ])
 def test_the_unigram_entropy_stands_beside_losses_over_the_text_alone(objective, name, has):
-    program = SimpleNamespace(objective=objective, train=TrainConfig())
+    program = SimpleNamespace(eval_objective=objective, train=TrainConfig())
     feed = SimpleNamespace(source=SimpleNamespace(statistics=SimpleNamespace(unigram_entropy=2.0)))
     line = evaluation_line(7, {"loss": 3.5, name: 3.0, "accuracy": 0.25}, program, feed, {7: 3.5})
     assert f"{name} 3.0000" in line and "accuracy 0.2500" in line

@@ -172,7 +172,7 @@ def test_an_evaluation_of_several_batches_is_that_of_one():
         def __init__(self):
             self.held_out_shares = {"": 1.0}
 
-        def held_out(self, source):
+        def held_out(self, objective, source):
             return iter((full, short, few))
 
     found = evaluate(program, state, Batches())
