@@ -61,10 +61,9 @@ class PretrainedModel:
         if is_causal and v.eos < 0 <= v.sep:
             tokenizer = tokenizer.with_roles({"eos": piece(v.sep)})
         elif not is_causal and min(v.mask, v.cls) < 0 <= v.eos:
-            begin, end = v.eos if v.bos < 0 else v.bos, v.eos
-            mask = piece(v.mask) if v.mask >= 0 else RESERVED if RESERVED in v.symbols else mask
-            roles = {"mask": mask} | ({"cls": piece(begin), "sep": piece(end)} if v.cls < 0 else {})
-            tokenizer = tokenizer.with_roles(roles)
+            roles = {} if v.cls >= 0 else {"cls": piece(v.eos if v.bos < 0 else v.bos), "sep": piece(v.eos)}
+            mask = RESERVED if RESERVED in v.symbols else mask
+            tokenizer = tokenizer.with_roles(roles if v.mask >= 0 else roles | {"mask": mask})
             if v.mask < 0:
                 log(f"Its vocabulary has no mask symbol: {mask} becomes it, with the id {tokenizer.vocabulary.mask:,}.")
         found = dataclasses.replace(self, objective=dataclasses.replace(self.objective, model=model))

@@ -171,4 +171,5 @@ def test_a_mask_symbol_and_its_place_in_texts(name, tmp_path):
         ids = exported(text)["input_ids"]
         assert ids == [v.cls, *found.tokenizer.encode_with_symbols(text), v.sep] and ids.count(v.mask) == 1
         before = theirs.encode(text.partition(exported.mask_token)[0].rstrip(" "), add_special_tokens=False)
-        assert ids[1 : ids.index(v.mask)] == before  # the mask takes the space
+        if theirs.mask_token is None:  # the new one takes the space; another keeps its own rule
+            assert ids[1 : ids.index(v.mask)] == before
