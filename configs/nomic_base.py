@@ -5,9 +5,9 @@ Hardware:    published: 8 GPUs; here see `jaxlm plan configs/nomic_base.py`
 Parameters:  137,354,304 with BERT's vocabulary of 30,522 in 30,528 rows
 Result:      published: GLUE average 84 (nomic-ai/nomic-bert-2048, README)
 
-Full rows are joined documents, with 30 % masks. Batch, length and steps are those of the README; the optimizer is that
-of the published configuration of rows of 128, which masks 15 % in evaluation. For the published vocabulary, add
---data.tokenizer FOLDER.
+Full rows hold documents that do not see each other, with 30 % masks; the published ones are joined. Batch, length and
+steps are those of the README; the optimizer is that of the published configuration of rows of 128, which masks 15 % in
+evaluation. For the published vocabulary, add --data.tokenizer FOLDER.
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
@@ -17,8 +17,7 @@ from jaxlm.objectives.masked_lm import MaskedLM
 
 experiment = Experiment(
     objective=MaskedLM(
-        model=NomicBert.published("base", dtype="bfloat16"), mask_rate=0.3, input_format="full-sentences",
-        short_rate=0.0,
+        model=NomicBert.published("base", dtype="bfloat16"), mask_rate=0.3, input_format="packed", short_rate=0.0,
     ),
     data=TextData(length=2048, vocab_size=30522),
     optimizer=OptimizerConfig(

@@ -309,6 +309,8 @@ class Experiment:
         constants = f"objective.{own.objective.constants_field}"
         fields = {s.name: s for s in settings(own) if s.name.startswith(_OF_PHASE) and s.name != constants}
         for name, value in changes.items():
+            if name.startswith("objective.") and name not in fields:
+                raise UserError(f"{name} is no field that a phase of {type(own.objective).__name__} can set.")
             if name not in fields or dataclasses.is_dataclass(fields[name].value) or "vocabulary" in fields[name].marks:
                 raise UserError(f"{name} is no field that a phase can set; those are data.length, data.source, "
                                 "data.temperature, train.batch_size, train.accumulate, and fields of objective and "

@@ -56,7 +56,7 @@ def parse_mixture(source: str, temperature: float = 0.0) -> dict[str, tuple[str,
     if len(kinds) > 1 or (temperature and (False in kinds or len(items) == 1)):
         needed = "a weight for each source, as a.txt@0.7, or for none"
         if temperature:
-            needed = f"two or more sources without weights, since --data.temperature is {temperature:g}"
+            needed = f"two or more sources without weights, since --data.temperature is {temperature:g} (0: none)"
         raise UserError(f"--data.source {source!r} needs {needed}.")
     if len(items) == 1 or (not temperature and True in kinds):
         return {"": (source if True in kinds else items[0][0], 1.0)}
@@ -114,6 +114,7 @@ def weights_of_phase(items: Sequence[str], source: str, temperature: float) -> t
         raise UserError("data.source and data.temperature of a phase are for a mixture of texts; leave them out.")
     if source in items:
         return [float(item == source) for item in items], 0.0
+    temperature *= len(split_source(source)) > 1  # one source has all rows
     found = {item: weight or 1.0 for item, weight in parse_mixture(source, temperature).values()}
     if other := [item for item in found if item not in items]:
         raise UserError(f"data.source of a phase has {other[0]}, which is no source of the run; give some of "

@@ -80,6 +80,8 @@ def load_run(path: str | os.PathLike[str], mesh: Mapping[str, int] | None = None
         objective = objective.bind_unchecked(vocabulary, load=load_model)
     else:
         objective = objective.bind(vocabulary, experiment.data.length, load=load_model)
+    if len({type(experiment.phase_at(step).experiment.objective) for step in run.named_steps}) > 1:
+        raise UserError(f"{path} names steps of phases with different objectives; name those of one objective.")
     checkpoints = Checkpoints(folder / "checkpoints", read_only=True)
     try:
         t = experiment.train

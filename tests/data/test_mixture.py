@@ -298,7 +298,7 @@ def test_a_file_with_the_whole_name_has_no_weight(tmp_path, monkeypatch):
         ("a.txt@-1,b.txt@1", 0, "is -1"),
         ("a.txt@1e999,b.txt@1", 0, "is 1e999"),
         ("a.txt@nan,b.txt@1", 0, "needs a weight for each source"),
-        ("a.txt@1,b.txt@1", 2, r"two or more sources without weights, since --data\.temperature is 2\."),
+        ("a.txt@1,b.txt@1", 2, r"two or more sources without weights, since --data\.temperature is 2 "),
         ("a.txt", 2, "needs two or more sources without weights"),
         ("a.txt@1,a.txt@2", 0, r"names a\.txt twice; give it once"),
     ],
