@@ -99,13 +99,24 @@ def export_folder(
             write_reranker(temporary, objective.query_prompt)
         written = vectors and vectors.similarity == "maxsim"  # the projection, as a module of sentence-transformers
         private = "" if written else listed([n for model in models for n in model.table.private if n in params])
-        rows = {**card.rows, "Left out, without a counterpart there": private,
-                "Masked tokens": "predicted at the position before them" * objective.predicts_next}
-        card = dataclasses.replace(card, rows=rows)
+        card = dataclasses.replace(card, rows={**card.rows, **_remarks(objective, private)})
         parameters = sum(int(np.prod(get(template, path).shape)) for path in exported)
         text = render(card, objective, models, parameters, out.name, vectors)
         (temporary / "README.md").write_text(text, encoding="utf-8")
     return out
+
+
+def _remarks(objective: Objective, left_out: str) -> dict[str, str]:
+    """Return rows of a model card about an export; a row without text is not shown."""
+    place = "predicted at the position before them" * objective.predicts_next
+    return {"Left out, without a counterpart there": left_out, "Masked tokens": place}
+
+
+def _in_lower_case(tokenizer: Tokenizer) -> Tokenizer:
+    """Return the tokenizer with texts in lower case, as sentence-transformers' `do_lower_case` has them."""
+    content = tokenizer.to_json()
+    steps = [{"type": "Lowercase"}, *filter(None, [content.get("normalizer")])]
+    return tokenizer.with_json(content | {"normalizer": {"type": "Sequence", "normalizers": steps}})
 
 
 def _write_model(
@@ -156,9 +167,7 @@ def import_folder(hf_dir: str | os.PathLike[str], *, seed: int = 0) -> Pretraine
             raise UserError(f"{folder / 'config.json'} has a model that jaxlm does not support: {error}") from error
     tokenizer = Tokenizer.load(folder)
     if module.get("do_lower_case"):
-        content = tokenizer.to_json()
-        steps = [{"type": "Lowercase"}, *filter(None, [content.get("normalizer")])]
-        tokenizer = tokenizer.with_json(content | {"normalizer": {"type": "Sequence", "normalizers": steps}})
+        tokenizer = _in_lower_case(tokenizer)
     is_own = objective.model.text_model.template.is_default
     around = templates(folder) if is_own or objective.model.text_model.is_causal else None
     if around and (is_own or "#" in "".join(around)):

@@ -64,8 +64,7 @@ def attend(
         bias: Added to the scores.
         causal: Whether later keys are masked; queries and keys are aligned at the start.
         band: Number of keys from its own position on, to either side, that a query attends to; None for all.
-        rope: Rotary position embeddings of queries and keys, which are as many; None if they are rotated already, or
-            have none.
+        rope: Rotary position embeddings of queries and keys, which are as many; None for none, or rotated vectors.
         scale: Factor on the scores.
         dropout_rate: Dropout rate of the probabilities.
         dropout_key: Dropout key; None turns dropout off.
