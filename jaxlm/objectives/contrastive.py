@@ -47,8 +47,9 @@ class InfoNCE(Objective):
     interaction: Literal["single", "late"] = field("single", weights=True)
     """One vector per text, or one per token: the score is then the sum, over the tokens of the query, of the largest
     product with a token of the passage (ColBERT, Khattab and Zaharia 2020)."""
-    temperature: float = field(0.05, range="(0, inf)")
-    """Divisor of the scores; 1 / scale in sentence-transformers. 1 suits late interaction, whose scores are sums."""
+    temperature: float = field(0.0, range="[0, inf)")
+    """Divisor of the scores, 1 / scale in sentence-transformers; 0: 0.05, or 1 for late interaction, whose scores are
+    sums."""
     symmetric: bool = False
     """Average with the loss of the positive, over all queries, for two texts of the same kind."""
     pooling: Pooling = field("mean", weights=True)
@@ -81,6 +82,11 @@ class InfoNCE(Objective):
     def is_late(self) -> bool:
         """Whether a text has a vector per token."""
         return self.interaction == "late"
+
+    @property
+    def divisor(self) -> float:
+        """What the scores are divided by."""
+        return self.temperature or (1.0 if self.is_late else 0.05)
 
     @property
     def row_group(self) -> int:
@@ -142,12 +148,12 @@ class InfoNCE(Objective):
         excluded = excluded_passages(example)
         if self.is_late:
             scores = self._scores(vectors)
-            total = info_nce(scores, excluded, self.temperature, self.symmetric)
+            total = info_nce(scores, excluded, self.divisor, self.symmetric)
             cosines = scores / jnp.maximum(jnp.sum(jnp.any(vectors[:, :1] != 0, axis=-1), axis=-1, keepdims=True), 1)
         else:
             @jax.checkpoint  # the scores of one width are in memory at a time
             def losses(vectors: Float[Array, "batch texts width"]) -> Float[Array, " batch"]:
-                return info_nce(self._scores(vectors), excluded, self.temperature, self.symmetric)
+                return info_nce(self._scores(vectors), excluded, self.divisor, self.symmetric)
 
             total, cosines = sum(map(losses, self.of_widths(vectors))), self._scores(unit(vectors))
         metrics = in_batch_metrics(jax.lax.stop_gradient(cosines), excluded, weights)

@@ -50,17 +50,17 @@ def token_vectors(num_texts: int) -> tuple[np.ndarray, np.ndarray]:
     return np.where(mask[..., None], vectors, 0.0).astype(np.float32), mask
 
 
-@pytest.mark.parametrize("negatives", [0, 2])
-def test_the_loss_is_that_of_sentence_transformers(negatives):
+@pytest.mark.parametrize(("negatives", "temperature", "scale"), [(0, {}, {}), (2, {"temperature": 0.5}, {"scale": 2.0})])
+def test_the_loss_is_that_of_sentence_transformers(negatives, temperature, scale):
     from sentence_transformers.multi_vector_encoder.losses import MultiVectorMultipleNegativesRankingLoss
 
     vectors, mask = token_vectors(2 + negatives)
-    objective = OfVectors(interaction="late", negatives=negatives, temperature=0.5)
+    objective = OfVectors(interaction="late", negatives=negatives, **temperature)
     value, gradient, metrics = loss_of(objective, vectors, drawn(2 + negatives))
     texts = torch.tensor(vectors, requires_grad=True)
     columns = [{"token_embeddings": texts[:, place], "attention_mask": torch.tensor(mask[:, place])}
                for place in range(2 + negatives)]
-    theirs = MultiVectorMultipleNegativesRankingLoss(Given(), scale=2.0)(columns)
+    theirs = MultiVectorMultipleNegativesRankingLoss(Given(), **scale)(columns)
     theirs.backward()
     assert value == pytest.approx(theirs.item(), rel=1e-6)
     # That of a query's zeros goes nowhere: `token_vectors` has set them.

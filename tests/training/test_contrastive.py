@@ -121,8 +121,8 @@ def test_its_vectors_by_every_way_out(run, tmp_path, capsys):
 def test_late_interaction_from_pairs_to_a_multi_vector_encoder(encoder, pairs, tmp_path, capsys):
     from sentence_transformers import MultiVectorEncoder
 
-    flags = ["--objective.interaction", "late", "--objective.temperature", "1", "--objective.query-length", "12",
-             "--objective.expand-queries", "True", "--objective.token-width", "16"]
+    flags = ["--objective.interaction", "late", "--objective.query-length", "12", "--objective.expand-queries", "True",
+             "--objective.token-width", "16"]
     assert main(command(encoder, pairs, tmp_path / "late", *flags)) == 0
     assert [line["eval_accuracy"] for line in metrics(tmp_path / "late") if "eval_accuracy" in line][-1] > 0.5
     assert main(["export", str(tmp_path / "late"), str(tmp_path / "out")]) == 0
