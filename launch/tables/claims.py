@@ -304,12 +304,16 @@ def record(claim: Claim, arms: dict[str, list[dict[str, Any]]]) -> None:
 
 def table() -> str:
     """Return configs/CLAIMS.md: the heading with the verdict of each claim, then a section for each."""
-    verdicts, details = ["| claim | verdict |", "|---|---|"], []
+    verdicts, details = ["| claim | verdict | hours |", "|---|---|---|"], []
     for name in names():
         claim, file = Claim.read(name), CLAIMS / "results" / f"{name}.json"
         facts = json.loads(file.read_text()) if file.exists() else None
         whole = f"**{verdict_of_all([row[-1] for row in compared(claim, facts)])}**" if facts else "not run"
-        verdicts.append(f"| [{claim.claim}](#{name}) | {whole} |")
+        # Arms share runs, whose seconds are then equal to the last digit.
+        runs = itertools.chain(*facts["arms"].values()) if facts else ()
+        distinct = {item for values in runs for item in values.items() if item[0].endswith(".seconds")}
+        hours = sum(seconds for _, seconds in distinct) / 3600
+        verdicts.append(f"| [{claim.claim}](#{name}) | {whole} | {hours:.1f} |")
         details += detail(claim, facts)
     heading = (CLAIMS / "heading.md").read_text().rstrip().replace("VERDICTS", "\n".join(verdicts))
     return "\n".join([heading, *details]) + "\n"
@@ -323,8 +327,7 @@ def compared(claim: Claim, facts: dict[str, Any]) -> list[tuple[str, str, str]]:
 
 def detail(claim: Claim, facts: dict[str, Any] | None) -> list[str]:
     """Return the section of one claim."""
-    summary = f"{claim.claim} {claim.paper} Reported: {claim.reported} Held constant: {claim.equal}"
-    lines = ["", f"## {claim.name}", "", summary]
+    lines = ["", f"## {claim.name}", "", f"[Arms](claims/{claim.name}.toml). {claim.paper} Reported: {claim.reported}"]
     if facts:
         lines += ["", "| comparison | difference [95 % CI] | verdict |", "|---|---|---|"]
         lines += [f"| {' | '.join(row)} |" for row in compared(claim, facts)]
@@ -336,10 +339,6 @@ def detail(claim: Claim, facts: dict[str, Any] | None) -> list[str]:
         for arm, seeds in facts["arms"].items():
             cells = [spread([one[name] for one in seeds if name in one]) for name in metrics]
             lines.append(f"| {arm} | {' | '.join(cells)} |")
-        # Arms share runs, whose seconds are then equal to the last digit.
-        distinct = {item for values in runs for item in values.items() if item[0].endswith(".seconds")}
-        hours = sum(seconds for _, seconds in distinct) / 3600
-        lines += ["", f"{claim.seeds} seeds, {hours:.1f} hours on {facts['machine']}, commit {facts['commit']}."]
     return [*lines, *(["", claim.note.strip()] if claim.note else [])]
 
 

@@ -50,7 +50,9 @@ def token_vectors(num_texts: int) -> tuple[np.ndarray, np.ndarray]:
     return np.where(mask[..., None], vectors, 0.0).astype(np.float32), mask
 
 
-@pytest.mark.parametrize(("negatives", "temperature", "scale"), [(0, {}, {}), (2, {"temperature": 0.5}, {"scale": 2.0})])
+@pytest.mark.parametrize(("negatives", "temperature", "scale"), [
+    (0, {}, {}), (2, {"temperature": 0.5}, {"scale": 2.0}),
+])
 def test_the_loss_is_that_of_sentence_transformers(negatives, temperature, scale):
     from sentence_transformers.multi_vector_encoder.losses import MultiVectorMultipleNegativesRankingLoss
 
