@@ -219,6 +219,7 @@ def test_an_installed_package_is_found_by_its_entry_point(site, monkeypatch):
     assert systems.task_of(Classification()).rows is TextRows
 
 
+@pytest.mark.slow  # test_a_preset_brings_its_classes has a class of one's own
 def test_the_page(tmp_path, monkeypatch, capsys):
     """Its preset and its commands, on a little text."""
     monkeypatch.chdir(tmp_path)

@@ -59,6 +59,7 @@ def test_a_masked_model(bpe, tmp_path):  # noqa: F811
         dataclasses.replace(model, fresh=("mlm_head",)).fill(["the [MASK]"])
 
 
+@pytest.mark.slow
 def test_a_decoder(bpe, tmp_path):  # noqa: F811
     model = loaded(CausalLM, Gpt2, bpe, tmp_path)
     (answer,) = model.generate(["the tree"], max_new_tokens=3)
@@ -82,6 +83,7 @@ def test_a_folder_sets_the_defaults_of_vectors(bpe, tmp_path):  # noqa: F811
     np.testing.assert_array_equal(model.encode(TEXTS, prompt="the "), embed(model, prompted, "cls", 4, True))
 
 
+@pytest.mark.slow
 def test_inputs_without_a_mask_get_that_of_the_padding(bpe):  # noqa: F811
     model = MODELS[Bert].for_vocabulary(bpe.vocabulary)
     params, v, summary = random_params(model), bpe.vocabulary, jax.jit(model.summary)

@@ -79,6 +79,7 @@ def result():
         return bench_pretraining(open_stand_in(experiment), steps=2, report=lambda _: None)
 
 
+@pytest.mark.slow
 def test_figures_add_up(result):
     out = result
     assert out["peer_tokens_per_second"] is None and out["ratio"] is None
@@ -92,6 +93,7 @@ def test_figures_add_up(result):
     assert out["peak_is_measured"] and out["corruption_seconds"] > 0
 
 
+@pytest.mark.slow
 def test_the_report_for_people_states_formula_and_peak(result):
     lines = dict(line.split(maxsplit=1) for line in readable(result).splitlines())
     assert lines["mfu_formula"].startswith("3 x forward FLOPs") and lines["peak_flops_per_device"] == "3e+09"

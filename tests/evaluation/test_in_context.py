@@ -171,6 +171,7 @@ def test_the_last_word(gpt2, prompt_file, tmp_path, monkeypatch):
     assert json.loads((tmp_path / "out.jsonl").read_text().splitlines()[1])["gold"] == "xqz."
 
 
+@pytest.mark.slow
 def test_perplexity(gpt2, prompt_file, tmp_path):
     model, ours, path = gpt2
     texts = ["abc abd, abe. " * 12, "Short 옛날 text."]

@@ -111,6 +111,7 @@ def test_beams_and_greedy_differ(sides):
     assert one == ask(family, model, prompts, []) and one != many
 
 
+@pytest.mark.slow  # they order the beams above
 @pytest.mark.parametrize("beams", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_log_probabilities_are_theirs(sides, beams):
     family, model, ours = sides

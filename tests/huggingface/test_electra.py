@@ -136,6 +136,7 @@ def test_round_trip_of_all_parameters(name, tmp_path, tokenizer):
     jax.tree.map(np.testing.assert_array_equal, imported.params, params)
 
 
+@pytest.mark.slow
 def test_discriminator_alone(tmp_path, tokenizer, vocab_file):
     wanted = objective_of("both project", tokenizer).model
     discriminator = torch_electra(wanted, "discriminator")

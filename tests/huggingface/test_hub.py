@@ -145,6 +145,7 @@ def assert_same(params, others) -> None:
     assert all(jax.tree.leaves(jax.tree.map(np.array_equal, params, others)))
 
 
+@pytest.mark.slow
 def test_a_run_keeps_the_commit_that_it_began_from(hub, models, tmp_path, capsys):
     first = hub.push("acme/tiny", models[0])
     preset, run = write_preset(tmp_path), tmp_path / "run"

@@ -50,7 +50,7 @@ CASES = first_fast([
     (ModernBert, {}),
     (ModernBert, dict(expand_queries=True, skiplist_words=("a", "Ġthe"))),
     (ElectraEncoder, dict(query_length=0)),
-], 2)
+])
 
 
 @pytest.mark.parametrize(("model", "fields"), CASES)

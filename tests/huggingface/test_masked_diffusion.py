@@ -60,6 +60,7 @@ def slow_sum(model: torch.nn.Module, ids, masked, documents, weights, mask: int)
     return total
 
 
+@pytest.mark.slow
 def test_the_bound_is_that_of_the_exported_class(exported):
     objective, params, out, name = exported
     v = objective.vocabulary

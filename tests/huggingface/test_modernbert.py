@@ -118,6 +118,7 @@ MUTANTS = [
 ]
 
 
+@pytest.mark.slow  # the suite has loss and gradients
 @pytest.mark.parametrize("name", first_fast(CLASSES))
 def test_logits_in_both_directions(name, tmp_path, their_tokenizer):
     theirs, folder = save(name, tmp_path / "hf", their_tokenizer)
@@ -137,6 +138,7 @@ def test_logits_in_both_directions(name, tmp_path, their_tokenizer):
     assert import_folder(out).objective.model == model
 
 
+@pytest.mark.slow
 def test_a_decoder_with_bidirectional_attention_is_the_encoder(tmp_path, their_tokenizer):
     """`is_causal` false in its config.json; in a folder of the encoder the other names hold the same."""
     _, folder = save("decoder", tmp_path / "hf", their_tokenizer)
@@ -161,6 +163,7 @@ def test_a_decoder_with_bidirectional_attention_is_the_encoder(tmp_path, their_t
         assert import_folder(out).objective.model == objective.model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", first_fast(CLASSES))
 def test_the_stored_window_decides(name, tmp_path, their_tokenizer):
     config = save(name, folder := tmp_path / "hf", their_tokenizer)[1] / "config.json"
@@ -443,6 +446,7 @@ def compare_mmbert(loaded: PretrainedModel, folder: Path, out: Path) -> None:
     np.testing.assert_allclose([p for _, p in answers[0]], [entry["score"] for entry in library], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_folder_with_gemmas_tokenizer(mmbert, tmp_path):
     theirs = CLASSES["encoder"].from_pretrained(mmbert, attn_implementation="eager").eval()
     assert theirs.config.cls_token_id == 1

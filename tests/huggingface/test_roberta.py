@@ -102,6 +102,7 @@ def test_imported_logits(name, tokenizer, tmp_path):
     assert all(np.array_equal(before[name], after[name]) for name in before)
 
 
+@pytest.mark.slow  # the suite has imported ones
 @pytest.mark.parametrize("special", first_fast(["byte-bpe", "wordpiece"]))
 def test_exported_logits(special, tokenizer, tmp_path, vocab_file):
     """With padding id 1, as published, and with 0; positions start after it."""

@@ -32,7 +32,7 @@ from jaxlm.types import FolderSettings, Vectors
 from tests.huggingface.support import read_json
 from tests.huggingface.test_tasks import MODELS, Bert, Gpt2
 from tests.huggingface.test_tasks import tokenizer as bpe  # noqa: F401 - a fixture
-from tests.params import random_params
+from tests.params import first_fast, random_params
 from tests.tokenizers.test_llama_forms import save as save_form
 
 TEXTS = ["THE Tree", "ak", "bks the TREE, lb as a tree then and then " * 4]
@@ -65,6 +65,7 @@ def sentence_folder(bpe, tmp_path_factory):  # noqa: F811
     return root
 
 
+@pytest.mark.slow
 def test_a_folder_of_sentence_transformers_stays_what_it_is(sentence_folder, tmp_path):
     """Import, export and extension against the library on the original folder."""
     text = tmp_path / "text.txt"
@@ -225,7 +226,7 @@ def test_widths_and_prompts_are_read_again(bpe, tmp_path):  # noqa: F811
     assert read(folder_of(MaskedLM, Bert, bpe, tmp_path / "model", vectors=SETTINGS)) == SETTINGS
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("side", first_fast(["left", "right"]))
 def test_a_decoder_that_embeds_with_instructions(side, tmp_path):
     """As Qwen3-Embedding: the last token, an end symbol by the tokenizer's template, prompts, padding in front."""
     folder = save_form("qwen3", tmp_path / "model")

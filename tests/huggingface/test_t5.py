@@ -147,6 +147,7 @@ def test_exported_logits(version, spm, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, back.params, params)
 
 
+@pytest.mark.slow  # test_gpt2.py has a decoder's
 @pytest.mark.parametrize("variant", ["1.0", pytest.param("1.1", marks=pytest.mark.slow)])
 def test_greedy_continuations_are_theirs(variant, spm, tmp_path):
     # The same number of layers in both stacks: Transformers' cache counts the encoder's.

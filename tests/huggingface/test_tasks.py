@@ -211,6 +211,7 @@ def test_logits_in_both_directions(architecture, tokenizer, tmp_path):
     compare(task, imported.params, out, tokenizer)
 
 
+@pytest.mark.slow
 def test_a_modernbert_that_reads_its_first_token(tokenizer, tmp_path):
     """The other pooling than in `MODELS`; the same weights give other logits."""
     mean = task_of(Classification, ModernBert, tokenizer)
@@ -236,6 +237,7 @@ def test_a_distilled_model_is_imported_as_a_plain_classifier(tokenizer, tmp_path
     compare(task, imported.params, tmp_path / "out", tokenizer)
 
 
+@pytest.mark.slow
 def test_a_numeric_target_is_a_regression(tokenizer, tmp_path):
     task = task_of(Classification, Bert, tokenizer, labels=(), target="number")
     params = random_params(task, 0)
@@ -246,6 +248,7 @@ def test_a_numeric_target_is_a_regression(tokenizer, tmp_path):
     assert import_folder(out).objective.target == "number"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", first_fast([Bert, Gpt2]))
 def test_several_labels_are_their_multi_label_classification(model, tokenizer, tmp_path):
     """Logits, loss and gradients of rows of several labels, of one and of none; the threshold stays with the model."""
@@ -302,6 +305,7 @@ def test_text_to_text_is_exported_as_it_was_pretrained(model, tokenizer, tmp_pat
     assert jax.tree.all(jax.tree.map(np.array_equal, imported.params, params))
 
 
+@pytest.mark.slow
 def test_the_language_model_beside_choices_is_their_double_head(tokenizer, tmp_path):
     """Texts of one length, since their loss is a mean over all tokens."""
     task = task_of(MultipleChoice, Gpt1, tokenizer, lm_coefficient=0.5, classifier_dropout=0.0)

@@ -104,6 +104,7 @@ def test_loss_is_the_formula_over_their_states(tmp_path, vocab_file):
     assert float(total_loss(terms)) == pytest.approx(of_hidden + of_scores, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_rows_are_berts():
     """Pairs and masks by BERT's code; empty rows have no weight."""
     objective = student()
@@ -118,6 +119,7 @@ def test_rows_are_berts():
     assert "masked" in lines[1].marks and lines[-1].title.startswith("imitate")
 
 
+@pytest.mark.slow
 def test_the_teacher_gets_no_gradient():
     objective = student()
     loaded = objective.load_constants(objective.vocabulary, lambda path: teacher())

@@ -117,6 +117,7 @@ def loaded() -> PretrainedModel:
     return PretrainedModel(objective, params, Numbers())
 
 
+@pytest.mark.slow
 def test_log_probabilities_are_those_of_the_step_that_filled_a_mask(loaded):
     """In one step, every mask is filled while the others are masked; symbols have no probability."""
     v, model = loaded.objective.vocabulary, loaded.objective.model

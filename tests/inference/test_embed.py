@@ -53,6 +53,7 @@ def test_sentence_transformers_gives_our_vectors(model, pooling, bpe, tmp_path):
     assert read(out) == (vectors._replace(pooling="last") if model is Xlnet else vectors)
 
 
+@pytest.mark.slow
 def test_a_sentence_transformers_folder_sets_the_pooling(tmp_path, capsys):
     from sentence_transformers import SentenceTransformer
 

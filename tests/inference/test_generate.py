@@ -47,6 +47,7 @@ def params(bound):
 PROMPTS = [[7, 8, 9], [120], [50, 51, 52, 53, 54, 55]]
 
 
+@pytest.mark.slow
 def test_a_reloaded_model_reuses_compiled_programs(bound, params):
     assert generate(bound, params, PROMPTS, max_new_tokens=3) == generate(bound, params, PROMPTS, max_new_tokens=3)
     compiled = _advance._cache_size()
@@ -82,6 +83,7 @@ def test_greedy_decoding_equals_the_uncached_forward_pass(bound, params):
     assert generate(bound, params, PROMPTS[:1], max_new_tokens=12, stop_ids=[]) == wanted[:1]
 
 
+@pytest.mark.slow
 def test_a_text_may_fill_every_position(bound, params):
     prompt = list(range(100, 125))
     got = generate(bound, params, [prompt], max_new_tokens=16, stop_ids=[])
@@ -109,6 +111,7 @@ def test_sampling_depends_on_the_seed_only(bound, params):
     assert sample(0) != sample(1)
 
 
+@pytest.mark.slow
 def test_top_k_1_a_small_nucleus_and_a_low_temperature_are_greedy(bound, params):
     greedy = generate(bound, params, PROMPTS, max_new_tokens=8, stop_ids=[])
     for options in ({"top_k": 1}, {"top_p": 1e-6}, {"temperature": 1e-39}):
@@ -149,6 +152,7 @@ def test_filters_equal_those_of_transformers(top_k, top_p):
     assert np.isfinite(ours).sum(axis=-1).min() >= 1
 
 
+@pytest.mark.slow
 def test_rows_beyond_the_vocabulary_are_never_written(bound):
     """The embedding may have more rows than the vocabulary; here they would always win."""
     model = dataclasses.replace(bound.model, vocab_size=160)
@@ -160,6 +164,7 @@ def test_rows_beyond_the_vocabulary_are_never_written(bound):
         assert max(max(row) for row in rows) < 130
 
 
+@pytest.mark.slow
 def test_top_k_beyond_the_vocabulary_means_all_tokens(bound, params):
     everything = generate(bound, params, PROMPTS, max_new_tokens=5, temperature=1.0, top_p=0.9)
     assert generate(bound, params, PROMPTS, max_new_tokens=5, temperature=1.0, top_p=0.9, top_k=10**12) == everything

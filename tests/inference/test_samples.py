@@ -35,7 +35,8 @@ def tokenizer(tmp_path_factory) -> Tokenizer:
     ("objective", "prompt"),
     [
         (CausalLM(model=Gpt2(hidden_size=16, num_layers=1, num_heads=2, max_positions=64)), [*range(15)]),
-        (SpanCorruption(model=T5_TINY), [*range(15), "<extra_id_0>", *range(18, 30)]),
+        pytest.param(SpanCorruption(model=T5_TINY), [*range(15), "<extra_id_0>", *range(18, 30)],
+                     marks=pytest.mark.slow),
         pytest.param(SpanCorruption(model=T5_TINY, task="prefix"), [*range(15)], marks=pytest.mark.slow),
         pytest.param(MixtureOfDenoisers(model=T5_TINY), ["[S2S]", *range(15)], marks=pytest.mark.slow),
     ],

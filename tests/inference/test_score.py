@@ -25,6 +25,7 @@ from jaxlm.objectives.skip_gram import SkipGram
 from jaxlm.tokenizers.export import export
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.training import train_tokenizer
+from tests.params import first_fast
 
 MODELS = {
     "gpt2": ("GPT2LMHeadModel", transformers.GPT2Config(
@@ -91,7 +92,7 @@ def check(found, wanted) -> None:
         assert ours.is_likeliest.tolist() == likeliest
 
 
-@pytest.mark.parametrize("tokens", [4096, 64])
+@pytest.mark.parametrize("tokens", first_fast([4096, 64]))
 def test_decoder(gpt2, tokens, monkeypatch):
     monkeypatch.setattr(module, "BATCH_TOKENS", tokens)
     monkeypatch.setattr(module, "LOGITS_ROWS", 24)  # so that logits come in several chunks
@@ -130,6 +131,7 @@ def test_long_prompts_are_truncated_on_the_left(gpt2, t5):
         fit_prompts(gpt2[1], [ids], 41)
 
 
+@pytest.mark.slow
 def test_encoder_decoder(t5):
     model, ours = t5
     pairs = random_pairs(512)
@@ -158,6 +160,7 @@ def test_masked_model(bert):
         score(ours, [Pair([110] * 20, [110] * 20)])
 
 
+@pytest.mark.slow
 def test_perplexity_of_a_long_text(gpt2):
     """Windows are those of lm_eval, and overlapping ones those of Transformers' documentation on perplexity."""
     model, ours = gpt2

@@ -102,6 +102,7 @@ def test_options_that_change_nothing():
     )
 
 
+@pytest.mark.slow
 def test_a_vector_without_an_entity_and_text_without_entities():
     params, inputs = random_params(SMALL), some_inputs()
     expected = run(SMALL, params, inputs)

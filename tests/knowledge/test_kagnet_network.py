@@ -154,6 +154,7 @@ def test_one_pair_with_one_path_has_all_attention():
     assert scores.path_attention[0].tolist() == [1.0, *[0.0] * 5] and scores.pair_attention[0].tolist() == [1.0, 0, 0]
 
 
+@pytest.mark.slow
 def test_a_statement_without_pairs_reads_no_graph():
     params, s = random_params(), statements()
     empty = SchemaGraph(*(np.full_like(array, -1) for array in random_graphs(0)))

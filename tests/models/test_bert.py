@@ -211,6 +211,7 @@ def test_dropout_needs_a_key(params):
     np.testing.assert_allclose(encode(off, params, ids, types, None, jax.random.key(1, impl="rbg")), quiet, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_bfloat16_is_close_to_float32_and_has_float32_logits(params):
     ids, types = inputs()
     half = dataclasses.replace(SMALL, dtype="bfloat16")

@@ -22,7 +22,7 @@ from jaxlm.tokenizers.vocabulary import Vocabulary
 from tests.huggingface.conftest import tokenizer, vocab_file  # noqa: F401 - fixtures
 from tests.objectives.test_contrastive import BERT, LENGTH, ROWS, VOCABULARY, OfVectors, assert_close, drawn, gradients
 from tests.objectives.test_contrastive import ours as loss_of
-from tests.params import random_params
+from tests.params import first_fast, random_params
 
 WIDTH = 6
 
@@ -101,7 +101,7 @@ def texts() -> dict[str, np.ndarray]:
     return example
 
 
-@pytest.mark.parametrize("expand", [True, False])
+@pytest.mark.parametrize("expand", first_fast([False, True]))
 def test_chunks_change_neither_loss_nor_gradient(expand):
     params, example = random_params(bound()), texts()
     whole = gradients(bound(expand_queries=expand), params, example)
@@ -129,6 +129,7 @@ def test_chunks_take_less_memory_for_texts_and_for_scores():
     assert peak(1) > scores > 2 * peak(8)
 
 
+@pytest.mark.slow  # huggingface/test_late_interaction.py has padded texts
 def test_padding_is_neither_read_nor_scored():
     params, example = random_params(bound()), texts()
     other = dict(example, input_ids=np.where(example["attention_mask"], example["input_ids"], 7).astype(np.int32))

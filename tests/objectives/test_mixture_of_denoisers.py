@@ -140,6 +140,7 @@ def test_shares_are_those_of_the_kinds():
     assert sum(bound(shares=(0.25, 0.25, 0.5)).rates) == 1.0
 
 
+@pytest.mark.slow
 def test_the_shortest_rows_lose_nothing_and_have_the_loss_of_the_formulas():
     objective = bound(16, z_loss=0.01)
     batch = text([15] * 100 + [1], 15)

@@ -92,10 +92,9 @@ def tensor(x):
     return torch.tensor(np.asarray(x))
 
 
-@pytest.mark.parametrize("name", [
-    # The loop over microbatches is the same for all; GPT-1's other tasks are as its choices.
-    pytest.param(name, marks=() if name == "classes" else pytest.mark.slow)
-    for name in TASKS if name not in ("gpt-1", "gpt-1 pairs")
+@pytest.mark.slow  # objectives/test_accumulation.py has the loop over microbatches
+@pytest.mark.parametrize("name", [  # GPT-1's other tasks are as its choices
+    name for name in TASKS if name not in ("gpt-1", "gpt-1 pairs")
 ])
 def test_microbatches_add_up_to_the_batch(name):
     task, params, batch = made(name)
@@ -125,6 +124,7 @@ def test_classes_and_numbers_as_torch():
     assert evaluated(task, params, batch) == pytest.approx(float(wanted), rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt-1 pairs", *(
     pytest.param(name, marks=pytest.mark.slow) for name in ("gpt-1", "gpt-1 choices")
 )])
@@ -241,6 +241,7 @@ def test_only_the_same_task_keeps_a_head():
         assert task.select_params(PretrainedModel(other, params)) == {"encoder": 2}
 
 
+@pytest.mark.slow
 def test_logits_of_a_bfloat16_model_are_float32():
     task, params, batch = made("classes")
     task = dataclasses.replace(task, model=dataclasses.replace(task.model, dtype="bfloat16"))

@@ -15,6 +15,7 @@ import transformers
 
 from jaxlm.tokenizers.export import export
 from jaxlm.tokenizers.tokenizer import Tokenizer
+from tests.params import first_fast
 from tests.tokenizers.templates import BERT, GPT2, T5
 from tests.tokenizers.test_tokenizer import xlnet_starts
 
@@ -47,6 +48,7 @@ def test_byte_bpe_gives_the_reference_ids(data):
     assert (v.size, v.eos, v.bos, v.pad, v.mask) == (50257, 50256, 50256, 50256, -1)
 
 
+@pytest.mark.slow
 def test_roberta_order(data, tmp_path):
     for name in ("gpt2/encoder.json.gz", "gpt2/vocab.bpe.gz", "roberta/dict.txt.gz"):
         shutil.copy(data / "tokenizers" / name, tmp_path)
@@ -59,9 +61,9 @@ def test_roberta_order(data, tmp_path):
     assert [tokenizer.piece(i) for i in range(4, 8)] == [".", "Ġthe", ",", "Ġto"]
 
 
-@pytest.mark.parametrize(
-    "model", ["albert/spiece.model", "sentencepiece_tests/test_ja_model.model", "seqio/sentencepiece.model"]
-)
+@pytest.mark.parametrize("model", first_fast([
+    "sentencepiece_tests/test_ja_model.model", "seqio/sentencepiece.model", "albert/spiece.model",
+], 2))
 def test_sentencepiece_models_equal_the_library_and_transformers(model, data, tmp_path):
     tokenizer = Tokenizer.load(data / "tokenizers" / model)
     export(tokenizer, tmp_path, T5 if "seqio" in model else GPT2 if "ja" in model else BERT, 512)
@@ -87,8 +89,9 @@ def albert_text(text: str, do_lower_case: bool, keep_accents: bool = False) -> s
     return text.lower() if do_lower_case else text
 
 
-@pytest.mark.parametrize("settings", [{"do_lower_case": True}, {"do_lower_case": True, "keep_accents": True},
-                                      {"do_lower_case": False}])
+@pytest.mark.parametrize("settings", first_fast([
+    {"do_lower_case": True}, {"do_lower_case": True, "keep_accents": True}, {"do_lower_case": False},
+]))
 def test_lowercasing_of_a_transformers_folder(settings, data, tmp_path):
     """ALBERT and XLNet are published as spiece.model with tokenizer_config.json beside it."""
     shutil.copy(data / "tokenizers/albert/spiece.model", tmp_path)

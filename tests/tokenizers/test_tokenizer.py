@@ -199,6 +199,7 @@ def test_every_line_begins_a_word(trained):
 LONG = " ".join(" ".join(CORPUS[::2]).split())  # some ten segments for trained tokenizers
 
 
+@pytest.mark.slow  # test_words.py has long texts
 def test_long_text_is_cut_where_nothing_changes(trained):
     whole = trained.encode(LONG)
     assert [i for word in LONG.split() for i in trained.encode(word)] == whole

@@ -58,6 +58,7 @@ def test_moving_average(averaged):
     assert gap["embeddings"]["word"]["embedding"] > 1e-3  # it isn't the last step's
 
 
+@pytest.mark.slow
 def test_mean_of_checkpoints(averaged, capsys):
     steps = [params_of(averaged, step, average=True) for step in (6, 7, 8)]
     mean = jax.tree.map(lambda *leaves: np.mean(np.float64(leaves), axis=0).astype(np.float32), *steps)

@@ -155,6 +155,7 @@ def interrupted(*_: object) -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_a_teacher_has_only_what_its_folder_holds(finished, tmp_path):
     """A head that an import initializes afresh would teach noise."""
     folder = tmp_path / "transformers"

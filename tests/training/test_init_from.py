@@ -182,6 +182,7 @@ def test_killed_while_its_tokenizer_is_saved_it_saves_it_again(other, finished, 
     assert (run / "tokenizer" / MARKER).read_bytes() == (finished / "tokenizer" / MARKER).read_bytes()
 
 
+@pytest.mark.slow  # huggingface/test_llama.py has it of folders
 def test_a_decoder_becomes_an_encoder_and_one_again(preset, finished, tmp_path, capsys):
     """With its parameters; the exported folder is EuroBERT's. Then the other way."""
     decoder, encoder, back = (tmp_path / name for name in ("decoder", "encoder", "back"))

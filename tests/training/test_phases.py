@@ -244,6 +244,7 @@ def test_a_run_goes_on_across_the_border_between_objectives(writer_first, tmp_pa
     assert metadata(tmp_path / "run", 8) == metadata(whole, 8) and metrics(tmp_path / "run") == metrics(whole)
 
 
+@pytest.mark.slow
 def test_later_commands_have_the_objective_of_their_step(writer_first, capsys):
     config, whole = writer_first
     assert main(["generate", f"{whole}@4", "ba", "--max-new-tokens", "2"]) == 0
@@ -258,6 +259,7 @@ def test_later_commands_have_the_objective_of_their_step(writer_first, capsys):
         assert "Batches are 16 x 16 (objective CausalLM) for 4 steps, then 8 x 32" in said.err
 
 
+@pytest.mark.slow
 def test_what_a_phase_does_not_use_is_left_alone(tmp_path):
     """The head of next-sentence prediction and its moments, beside gradients that weight decay would change."""
     bert = "MaskedLM(model=Bert(hidden_size=16, num_layers=1, num_heads=2, intermediate_size=32, max_positions=32))"

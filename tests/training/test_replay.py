@@ -38,6 +38,7 @@ def flipped(monkeypatch):
     monkeypatch.setattr(program, "gradients", broken)
 
 
+@pytest.mark.slow
 def test_replay_finds_a_flipped_bit(flipped, preset, tmp_path, capsys):
     """The run ends with a code and a sentence of its own; step 4 was equal, step 8 is not saved."""
     flags = ["pretrain", str(preset), "--run-dir", str(tmp_path / "run"), "--train.replay-every", "4"]

@@ -35,6 +35,7 @@ def bad(monkeypatch):
     return steps
 
 
+@pytest.mark.slow
 def test_a_skipped_step_changes_nothing(bad, preset, tmp_path, capsys):
     bad += [4, 5, 8]
     whole = tmp_path / "whole"

@@ -131,6 +131,7 @@ def test_the_state_may_be_any_pytree(remat, loop):
     assert min(np.abs(g).max() for g in jax.tree.leaves(expected[1])) > 0.1
 
 
+@pytest.mark.slow
 def test_a_loop_runs_whole_periods():
     """A first layer, two periods of two kinds and a last layer, against the written-out sums."""
     factors = (2.0, 1.0, -0.5, 1.0, -0.5, 3.0)
