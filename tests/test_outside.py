@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -23,8 +24,11 @@ from jaxlm.config.experiment import OptimizerConfig, TrainConfig
 from jaxlm.config.json import flatten, from_json, to_json
 from jaxlm.config.presets import load_preset
 from jaxlm.errors import UserError
+from jaxlm.fields import field
+from jaxlm.huggingface.families import family_of
 from jaxlm.models.bert import Bert
 from jaxlm.models.roberta import Roberta
+from jaxlm.objectives.base import Objective
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.runs.load import load_run
@@ -223,7 +227,7 @@ def test_an_installed_package_is_found_by_its_entry_point(site, monkeypatch):
 def test_the_page(tmp_path, monkeypatch, capsys):
     """Its preset and its commands, on a little text."""
     monkeypatch.chdir(tmp_path)
-    (_, code), (_, commands), *_ = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.M | re.S)
+    (_, code), (_, commands), _, (_, look), *_ = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.M | re.S)
     commands = commands.splitlines()
     small = 'Bert(hidden_size=16, num_layers=1, num_heads=2, intermediate_size=32, dropout=0.0, attention_dropout=0.0)'
     for old, new in (('Bert.published("tiny")', small), ("steps=200", 'steps=2, tracker="none"'), ("1024", "512")):
@@ -242,6 +246,24 @@ def test_the_page(tmp_path, monkeypatch, capsys):
     assert jaxlm.load("runs/mine", preset="mine_tiny.py").objective.power == 2.0
     config = json.loads((tmp_path / "exported" / "config.json").read_text())
     assert config["architectures"] == ["BertForMaskedLM"]
+    exec(look, names := {})
+    ids = names["example"]["input_ids"]
+    assert ids.shape == (8, 64) and (ids == names["mine"].vocabulary.mask).any()
+
+
+@dataclasses.dataclass(frozen=True)
+class Extended(Objective):
+    """Extends no objective of jaxlm."""
+
+    model: Bert = field(Bert(), weights=True)
+
+
+def test_an_objective_that_extends_no_other_is_exported_as_its_preset_says():
+    with pytest.raises(UserError, match="how a preset or a package names one"):
+        family_of(Extended())
+    systems.register(systems.System(Extended, Bert, "bert", export_only=True))
+    objective = Extended().bind(Vocabulary.stand_in(Bert().vocab_size), 8)
+    assert family_of(objective).models(objective)[0].architecture == "BertForMaskedLM"
 
 
 @pytest.mark.slow

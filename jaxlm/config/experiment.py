@@ -347,7 +347,7 @@ class Experiment:
                 f"to 1, and objective.chunks to {t.accumulate} to save as much memory."
             )
         if t.batch_size < (n := self.objective.min_rows):
-            raise UserError(f"train.batch_size {t.batch_size} gives a row none to be compared with; set {n} or more.")
+            raise UserError(f"train.batch_size is {t.batch_size}; {type(self.objective).__name__} needs {n} or more.")
         if t.profile_steps and not _is_range(t.profile_steps):
             raise UserError(f"train.profile_steps is {t.profile_steps!r}; it must be FIRST:LAST, such as 100:105.")
         if t.uses_best and not self.data.has_held_out:

@@ -62,7 +62,7 @@ def models(objective: MaskedLM) -> tuple[TransformersModel]:
         "bos_token_id": token_id(v, "cls"),
         "eos_token_id": token_id(v, "sep"),
     }
-    has_pairs = objective.input_format == "sentence-order"
+    has_pairs = getattr(objective, "input_format", "") == "sentence-order"  # others than MaskedLM have none
     name = "ForPreTraining" if has_pairs else "ForMaskedLM"
     return (TransformersModel(f"Albert{name}", f"AutoModel{name}", config, table(has_pairs)),)
 

@@ -111,7 +111,7 @@ def encoder_config(
 def models(objective: MaskedLM) -> tuple[TransformersModel]:
     """Return the Transformers model that the objective's parameters fill."""
     config = encoder_config("bert", objective.model, objective.vocabulary)
-    has_pairs = objective.input_format == "next-sentence"
+    has_pairs = getattr(objective, "input_format", "") == "next-sentence"  # others than MaskedLM have none
     name = "ForPreTraining" if has_pairs else "ForMaskedLM"
     return (TransformersModel(f"Bert{name}", f"AutoModel{name}", config, table(has_pairs)),)
 

@@ -34,7 +34,7 @@ def family_of(objective: Any) -> Family:
     if system is None or not system.family:
         raise UserError(
             f"{type(objective).__name__} with the model {type(objective.model).__name__} has no class in Transformers, "
-            "so it cannot be exported; jaxlm/YOUR_OWN.md says how a package names one."
+            "so it cannot be exported; jaxlm/YOUR_OWN.md says how a preset or a package names one."
         )
     return _families(system)[0]
 

@@ -70,7 +70,7 @@ def special_token_ids(objective: CausalLM) -> dict[str, int | None]:
     eos = token_id(objective.vocabulary, "eos")
     # In the plain stream each text follows an end token, which is then the begin token too. With isolated documents
     # no token is predicted from it.
-    bos = eos if objective.plain_stream else None
+    bos = eos if getattr(objective, "plain_stream", False) else None
     return {"bos_token_id": bos, "eos_token_id": eos, "pad_token_id": token_id(objective.vocabulary, "pad")}
 
 

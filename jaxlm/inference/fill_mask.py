@@ -33,9 +33,9 @@ def fill_mask(loaded: PretrainedModel, texts: Sequence[str], top_k: int = 5) -> 
     """
     objective, tokenizer = loaded.objective, loaded.tokenizer
     if objective.answer_kind != "masks":
+        other = ", or `jaxlm generate`" if objective.answer_kind == "text" else ""
         raise UserError(
-            f"{type(objective).__name__} does not fill masks; use a run of a masked language model such as BERT, or "
-            "`jaxlm generate`."
+            f"{type(objective).__name__} does not fill masks; use a run of a masked language model such as BERT{other}."
         )
     vocabulary = tokenizer.vocabulary
     vocabulary.require("mask", "cls", "sep", "pad", purpose="filling masks")

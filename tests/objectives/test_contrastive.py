@@ -272,7 +272,7 @@ def test_microbatches_are_refused_and_chunks_are_searched():
 
     with pytest.raises(UserError, match=r"train.accumulate 2 would compare only .* objective.chunks to 2"):
         experiment(accumulate=2).validate()
-    with pytest.raises(UserError, match=r"train.batch_size 1 gives a row none to be compared with; set 2"):
+    with pytest.raises(UserError, match=r"train.batch_size is 1; Contrastive needs 2 or more"):
         with_value(experiment(), "train.batch_size", 1).validate()
     with_value(with_value(experiment(), "train.batch_size", 1), "objective.negatives", 1).validate()
     found = [flags for _, flags in searching.variants(open_stand_in(experiment()), MeshConfig(), 16)]
