@@ -209,7 +209,7 @@ def figures(is_slow: bool) -> dict:
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8"}
     names = [name for name in OBJECTIVES if is_slow != (name in IN_SUITE)]
     command = [sys.executable, "-m", "tests.objectives.test_meshes", *names]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1100)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
 
