@@ -184,7 +184,7 @@ class Contrastive(InfoNCE):
     ) -> dict[str, Term]:
         """Return the CoSENT loss of each width's scores, and the share of pairs that whole vectors order correctly."""
         is_higher = (labels[:, None] > labels) & (weights[:, None] * weights > 0)
-        total = sum(cosent(one / self.temperature, is_higher) for one in scores)
+        total = sum(cosent(one / self.divisor, is_higher) for one in scores)
         is_right = scores[-1][:, None] > scores[-1]
         return {
             "contrastive_loss": Term.of(total, jnp.ones(()), 1.0),
