@@ -6,6 +6,7 @@ from jaxlm.huggingface import bert
 from jaxlm.huggingface.family import Family, Fields, Source, TransformersModel, token_id
 from jaxlm.huggingface.table import Table, dense, norm
 from jaxlm.models.albert import Albert
+from jaxlm.objectives.base import Objective
 from jaxlm.objectives.masked_lm import MaskedLM
 
 # The defaults of the Transformers class are ALBERT-xxlarge.
@@ -53,7 +54,7 @@ def table(sentence_order: bool) -> Table:
     )
 
 
-def models(objective: MaskedLM) -> tuple[TransformersModel]:
+def models(objective: Objective) -> tuple[TransformersModel]:
     """Return the Transformers model that the objective's parameters fill."""
     m, v = objective.model, objective.vocabulary
     config = bert.encoder_config("albert", m, v, FIELDS) | {

@@ -8,6 +8,7 @@ from jaxlm.huggingface.family import Family, Fields, Head, Source, TransformersM
 from jaxlm.huggingface.table import Entry, Table, dense, embedding, norm
 from jaxlm.models.bert import Bert
 from jaxlm.models.encoder import Encoder
+from jaxlm.objectives.base import Objective
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.tokenizers.vocabulary import Vocabulary
 
@@ -108,7 +109,7 @@ def encoder_config(
     }
 
 
-def models(objective: MaskedLM) -> tuple[TransformersModel]:
+def models(objective: Objective) -> tuple[TransformersModel]:
     """Return the Transformers model that the objective's parameters fill."""
     config = encoder_config("bert", objective.model, objective.vocabulary)
     has_pairs = getattr(objective, "input_format", "") == "next-sentence"  # others than MaskedLM have none

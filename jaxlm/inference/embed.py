@@ -39,8 +39,7 @@ def embed(
     Args:
         loaded: The trained model.
         texts: The texts.
-        pooling: "cls" for the summary token (the last token of XLNet and decoders), "mean" over all tokens, or "last"
-            for the last token.
+        pooling: "cls" (the summary token, in XLNet and decoders the last), "mean" of all tokens, or "last" token.
         length: Maximum number of tokens, special tokens included; longer texts are truncated. None for the model's
             maximum, at most 512.
         normalize: Scale vectors to Euclidean length 1.
