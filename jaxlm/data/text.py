@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
@@ -39,7 +40,7 @@ _Sources = dict[str, tuple["TextData", Corpus, float]]  # with their weights, by
 
 @dataclasses.dataclass(frozen=True)
 class TextData(Data):
-    """Pretraining text and its tokenization; see `jaxlm.data.base.Data`."""
+    """Pretraining text and its tokenization; see `jaxlm.data.base.Data`. An object lists its files once."""
 
     source: str = field("python-docs", resumable=True)
     """The text: `python-docs` (the documentation in every Python), a file, folder or glob of .txt (documents end at
@@ -118,7 +119,7 @@ class TextData(Data):
 
         They have the sources of a mixture by their shares in bytes. At most ten times as much is read.
         """
-        sources = self._sources()
+        sources = self._sources
         weights, sizes = zip(*((weight, corpus.size) for _, corpus, weight in sources.values()), strict=True)
         shares = shares_of(weights, sizes, self.temperature).tolist()
         opened = zip(sources.values(), shares, strict=True)
@@ -141,7 +142,7 @@ class TextData(Data):
 
     def parts(self) -> list[Part]:
         """Return the parts of the text, of one source after the other."""
-        return _parts_of(self._sources())
+        return _parts_of(self._sources)
 
     def works(self, tokenizer: Tokenizer) -> list[Work]:
         """Return what tokenizes a part, and what computes its keys to find duplicates."""
@@ -154,7 +155,7 @@ class TextData(Data):
 
     def tokenize(self, tokenizer: Tokenizer, shard: int, shards: int, report: Report = print) -> None:
         """Tokenize a share of the text into the cache folder; see `jaxlm.data.base.Data`."""
-        self._tokenize(self._sources(), tokenizer, report, slice(shard, None, shards))
+        self._tokenize(self._sources, tokenizer, report, slice(shard, None, shards))
 
     def open(self, tokenizer: Tokenizer, report: Report = print) -> Source:
         """Open the token stores of this text and tokenizer in the cache folder; make what is missing.
@@ -162,7 +163,7 @@ class TextData(Data):
         Returns:
             A `Store`, or a `Mixture` of them.
         """
-        sources = self._sources()
+        sources = self._sources
         for _, corpus, _ in sources.values():
             if corpus.remark:
                 report(f"{corpus.source}: {corpus.remark}" if len(sources) > 1 else corpus.remark)
@@ -171,14 +172,15 @@ class TextData(Data):
 
     def describe(self, tokenizer: Tokenizer, report: Report = print) -> None:
         """Report on each source, from its store and a sample; see `jaxlm.data.base.Data`."""
-        sources = self._sources()
+        sources = self._sources
         stores = self._stores(sources, tokenizer, lambda line: None)
         for name, (_, corpus, _) in sources.items():
             for line in describe_text(stores[name], tokenizer, sample(corpus.parts, _SAMPLE), list(stores.values())):
                 report(f"{corpus.source}: {line}")
 
+    @functools.cached_property  # thousands of files in a bucket take a minute to list
     def _sources(self) -> _Sources:
-        """Return the sources of a mixture with their weights, by name; "" is that of other text.
+        """The sources of a mixture with their weights, by name; "" is that of other text.
 
         Raises:
             UserError: a file is in two sources, where it might be held out of one alone; or as `parse_mixture`.

@@ -31,6 +31,7 @@ class Prepared(NamedTuple):
 
 def prepare(config, report):
     """Return tokenizer and store, as a run prepares them."""
+    config = dataclasses.replace(config)  # one object lists its text once
     tokenizer = config.prepare_tokenizer(report)
     return Prepared(tokenizer, config.open(tokenizer, report))
 
@@ -244,10 +245,11 @@ def test_the_share_of_unknown_words(tmp_path, monkeypatch):
     documents = [" ".join(np.random.default_rng(i).choice(words[:8], 8)) + " ." for i in range(60)]
     documents[7], documents[50] = "a b zebra . Žluťoučký", "zebra yak a"
     source = str(tmp_path / "x.txt")
-    config = TextData(source=source, cache_dir=str(tmp_path / "c"), tokenizer=str(tmp_path / "vocab.txt"), held_out=0.1)
+    settings = dict(cache_dir=str(tmp_path / "c"), tokenizer=str(tmp_path / "vocab.txt"), held_out=0.1)
 
     def summary(*lines):
         epath.Path(source).write_text("\n\n".join(lines))
+        config = TextData(source=source, **settings)
         tokenizer = config.prepare_tokenizer(lambda line: None)
         for shard in (2, 0, 1):
             config.tokenize(tokenizer, shard, 3, lambda line: None)
