@@ -22,7 +22,8 @@ import numpy as np
 import pytest
 
 from jaxlm.cli import main
-from jaxlm.data import engine, parts, shards
+from jaxlm.data import engine, parts, shards, text
+from jaxlm.data.corpus import open_corpus
 from jaxlm.data.text import TextData
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.runs.load import load_model
@@ -169,7 +170,7 @@ class Killed(Command):
 
 
 @only_near
-def test_a_share_that_was_killed_is_repeated(reference, tmp_path, capsys):
+def test_a_share_that_was_killed_is_repeated(reference, tmp_path, capsys, monkeypatch):
     """And --finish names what is missing as long as something is."""
     one, *_ = reference
     other = Engine(one.folder, tmp_path / "cache", one.kind)
@@ -192,8 +193,10 @@ def test_a_share_that_was_killed_is_repeated(reference, tmp_path, capsys):
     other.run("--shard", "1/2", "--data.workers", 1)
     assert f"Missing parts: 0 of {PARTS}: --finish writes the token store." in capsys.readouterr().out
     assert not (other.cache / "stores").exists()
+    listed = []
+    monkeypatch.setattr(text, "open_corpus", lambda *given: listed.append(given) or open_corpus(*given))
     other.run("--finish")
-    assert files(other.cache) == files(one.cache)
+    assert files(other.cache) == files(one.cache) and len(listed) == 1
 
 
 @pytest.mark.slow
