@@ -121,4 +121,5 @@ def check_type(setting: Setting) -> None:
         )
     except typeguard.TypeCheckError:
         kind = inspect.formatannotation(setting.type)
-        raise UserError(f"{setting.name} is {setting.value!r}; it must be {kind}.") from None
+        call = f", such as {setting.value.__name__}()" if isinstance(setting.value, type) else ""
+        raise UserError(f"{setting.name} is {setting.value!r}; it must be {kind}{call}.") from None

@@ -114,8 +114,8 @@ def continuations(
     if objective.answer_kind != "text":
         raise UserError(
             f"{type(objective).__name__} trains no model that writes text; generate works with causal and "
-            "encoder-decoder models, and `jaxlm fill-mask` with masked ones. A folder that was exported from a masked "
-            "diffusion run does not say so; generate with the run."
+            "encoder-decoder models, and `jaxlm fill-mask` with masked ones. Where an earlier phase of a run trained a "
+            "decoder, give RUN@STEP. The export of a masked diffusion run is a masked model; generate with the run."
         )
     vocabulary, s = objective.vocabulary, settings
     assert vocabulary is not None, "bind the objective to a vocabulary first"

@@ -130,3 +130,5 @@ def test_types_are_checked_in_tuples_too():
                       (Learn(model=3), "objective.model"), (Learn(rate="x"), "objective.rate"), ((), "objective")):
         with pytest.raises(UserError, match=f"^{name} is .*; it must be "):
             Experiment(objective=bad).validate()
+    with pytest.raises(UserError, match=r"such as Model\(\)\.$"):
+        Experiment(objective=Learn(model=Model)).validate()

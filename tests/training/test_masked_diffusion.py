@@ -69,7 +69,7 @@ def test_text_from_the_command_line(run, capsys):
 def test_an_exported_folder_says_why_it_continues_no_text(run, tmp_path, capsys):
     assert main(["export", str(run), str(tmp_path / "out")]) == 0
     assert main(["generate", str(tmp_path / "out"), "ba"]) == 2
-    assert "exported from a masked diffusion run does not say so; generate with the run." in capsys.readouterr().err
+    assert "The export of a masked diffusion run is a masked model; generate with the run." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
