@@ -19,6 +19,7 @@ def field(
     bound: bool = False,
     resumable: bool = False,
     recipe: bool = False,
+    kept: bool = False,
     weights: bool = False,
     path: bool = False,
     vocabulary: bool = False,
@@ -32,6 +33,7 @@ def field(
         bound: Set by `bind`, never by a flag; not part of the configuration in JSON, flags and `differences`.
         resumable: May change when a run is resumed, since the result stays the same (logging, mesh, remat, kernels).
         recipe: Inside a `weights` field: affects only how the model is trained (dropout, dtype).
+        kept: Of a `recipe` field: a pretrained model keeps its own value, which only a flag changes, not a preset.
         weights: Determines the parameters' shapes or meaning (a model's sizes, the tokenizer); fixed once a run has
             trained parameters, even at step 0 (`jaxlm import`). An objective's rates are not.
         path: Folder of this machine, which does not affect the result; neither written to config.json nor read from it.
@@ -40,8 +42,8 @@ def field(
         compare: Whether configurations with different values differ.
     """
     flags = {
-        "bound": bound, "resumable": resumable or path, "recipe": recipe, "weights": weights, "path": path,
-        "vocabulary": vocabulary,
+        "bound": bound, "resumable": resumable or path, "recipe": recipe, "kept": kept, "weights": weights,
+        "path": path, "vocabulary": vocabulary,
     }
     marks = frozenset(name for name, is_set in flags.items() if is_set)
     metadata = {"marks": marks, "range": range}

@@ -88,7 +88,7 @@ files = [pathlib.Path(run, "metrics.jsonl") for run in sys.argv[1:]]
 if all(file.exists() for file in files):
     one, other = ({line["step"]: line for line in map(json.loads, file.open())} for file in files)
     both = one.keys() & other.keys()
-    same = max(both) > min(both) and all(one[step]["loss"] == other[step]["loss"] for step in both)
+    same = len(both) > 1 and all(one[step]["loss"] == other[step]["loss"] for step in both)
     speed = sorted(line["tokens_per_second"] for line in other.values())[len(other) // 2]
     print(f"   stopped and resumed: {'the same bits' if same else 'OTHER BITS'} at {len(both)} logged steps; "
           f"{speed:,.0f} tokens/s")

@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, use_abstract_mesh
+from jax.sharding import Mesh
 
 from jaxlm.analysis.bench import bench_pretraining
 from jaxlm.analysis.compilation import compile_step
@@ -31,7 +31,9 @@ from jaxlm.errors import Stopped, UserError
 from jaxlm.fields import with_value
 from jaxlm.keys import Purpose, purpose_key
 from jaxlm.objectives.base import total_loss
+from jaxlm.parallel.activations import tracing_for
 from jaxlm.parallel.checksums import checksums
+from jaxlm.parallel.compiler import compiler_options
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.parallel.peaks import gpu_model, tpu_generation
 from jaxlm.parallel.rules import batch_sharding, replicated
@@ -171,7 +173,7 @@ def _evaluate(session: Session, mesh: Mesh, params: Any) -> tuple[Any, Any, Any]
     """Return the corrupted batch of a step, the loss, and its gradients, on a mesh."""
     rows = session.experiment.train.batch_size
 
-    @jax.jit
+    @functools.partial(jax.jit, compiler_options=(options := compiler_options(mesh)))
     def step(params, constants, batch):
         objective = session.objective.with_constants(constants)
 
@@ -179,7 +181,7 @@ def _evaluate(session: Session, mesh: Mesh, params: Any) -> tuple[Any, Any, Any]
             key, memory = purpose_key(0, Purpose.DROPOUT), objective.initial_memory(rows)
             return total_loss(objective.stream_loss(params, example, memory, key, False)[0])
 
-        with use_abstract_mesh(mesh.abstract_mesh):
+        with tracing_for(mesh, options):
             example = objective.corrupt(corruption_key(0, 5), batch)
             return example, *jax.value_and_grad(loss)(params)
 
@@ -197,10 +199,7 @@ def _error(found: Any, expected: Any) -> float:
 
 
 def check_twice() -> Iterator[Figure]:
-    """Compare two computations of one step with dropout, under `train.deterministic`, bit for bit.
-
-    Its attention is what a fused kernel takes.
-    """
+    """Compare two computations of one step with dropout, under `train.deterministic`, bit for bit."""
     model = {"dtype": "bfloat16", "dropout": 0.1, "attention_dropout": 0.0}
     session = open_preset(
         "bert_tiny", {"train.deterministic": True} | {f"objective.model.{name}": value for name, value in model.items()}

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import importlib.util
-import math
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +24,6 @@ from jaxlm.tasks.base import Task
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.training.program import corruption_key
 from jaxlm.types import Params, Report, TokenBatch
-
-_EAGER_STEPS = 3
 
 
 def torch_device() -> str:
@@ -70,18 +65,6 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def attention_orders(device: str) -> Mapping[str, Callable[[], contextlib.AbstractContextManager]]:
-    """Return the orders in which PyTorch tries its attention kernels that are worth a comparison, by name."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    orders: dict[str, Callable[[], contextlib.AbstractContextManager]] = {"as it chooses": contextlib.nullcontext}
-    if device == "cuda":  # PyTorch tries cuDNN's last, though with a mask it may be the faster one
-        names = ("CUDNN_ATTENTION", "FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH")
-        kernels = [getattr(SDPBackend, name) for name in names]
-        orders["cuDNN's first"] = functools.partial(sdpa_kernel, kernels, set_priority=True)
-    return orders
-
-
 class TrainStep:
     """Train step of an objective's recipe on one fixed corrupted batch, under torch.compile where that works."""
 
@@ -104,27 +87,10 @@ class TrainStep:
         self.inputs = {
             name: torch.from_numpy(np.array(value, np.int64)).to(self.device)
             for name, value in self.recipe.inputs(objective, example).items()
+            if name != "attention_mask" or not np.all(value)  # without one, all kernels of its attention are open to it
         }
         self.parameters = list(dict.fromkeys(p for model in self.models for p in model.parameters()))
         self.optimizer, self.optimizer_name = make_optimizer(experiment.optimizer, self.parameters)
-        self.orders = attention_orders(self.device)
-        self.order = min(self.orders, key=self.eager_seconds) if len(self.orders) > 1 else next(iter(self.orders))
-        if self.device == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-
-    def eager_seconds(self, order: str) -> float:
-        """Return the duration of eager steps with an order of attention kernels; infinite if one fails."""
-        compiled, self.callable, self.order = self.callable, self.models, order
-        side = Side(order, self.run)
-        try:
-            self.run(1)
-            return side.time(_EAGER_STEPS)
-        except RuntimeError as error:  # such as too little memory without torch.compile
-            self.report(f"Attention of PyTorch, {order}: {str(error).splitlines()[0][:160]}")
-            self.optimizer.zero_grad(set_to_none=True)
-            return math.inf
-        finally:
-            self.callable = compiled
 
     def side(self) -> Side:
         """Return the side to time."""
@@ -149,8 +115,7 @@ class TrainStep:
         """Update the parameters once."""
         import torch
 
-        is_half = self.objective.model.dtype == "bfloat16"
-        with self.orders[self.order](), torch.autocast(self.device, torch.bfloat16, enabled=is_half):
+        with torch.autocast(self.device, torch.bfloat16, enabled=self.objective.model.dtype == "bfloat16"):
             loss = self.recipe.loss(self.objective, self.callable, self.inputs)
         loss.backward()
         if clip := self.experiment.optimizer.clip_norm:
@@ -168,8 +133,7 @@ class TrainStep:
         note = (
             f"Transformers {transformers.__version__} on PyTorch {torch.__version__}, {how}, "
             f"{self.objective.model.dtype} products of float32 parameters, {self.optimizer_name} "
-            f"(jaxlm: {self.experiment.optimizer.name}), attention {self.order}, the same dropout rates, "
-            "fixed batch (no corruption)"
+            f"(jaxlm: {self.experiment.optimizer.name}), the same dropout rates, fixed batch (no corruption)"
             f"{f' in one piece where jaxlm takes {microbatches}' if microbatches > 1 else ''}"
         )
         memory = torch.cuda.max_memory_allocated() if self.device == "cuda" else None

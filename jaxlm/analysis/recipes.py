@@ -128,7 +128,7 @@ def electra_loss(objective: ReplacedTokens, models: list[Any], inputs: dict[str,
     import torch
 
     discriminator, generator = models
-    context = {name: inputs[name] for name in ("token_type_ids", "attention_mask")}
+    context = {name: inputs[name] for name in ("token_type_ids", "attention_mask") if name in inputs}
     guess = generator(input_ids=inputs["input_ids"], labels=inputs["labels"], **context)
     with torch.no_grad():
         masked = inputs["labels"] != IGNORE
@@ -155,6 +155,8 @@ def recipe_of(objective: Any) -> Recipe:
     system = system_of(objective)
     if system is None or not system.peer:
         raise UserError(f"{type(objective).__name__} has no counterpart in Transformers; leave --peer out.")
+    if objective.predicts_next:
+        raise UserError("no class of Transformers predicts a mask at the position before it; leave --peer out.")
     return system.peer if isinstance(system.peer, Recipe) else RECIPES[system.peer]
 
 

@@ -104,7 +104,7 @@ def check_size(path: str, dtype: str, size: int) -> None:
 
 
 class Files:
-    """Arrays of one type in many files, of which at most `_OPEN` are open at a time.
+    """Arrays of one type in many files, of which some are open at a time: of all such objects `_OPEN`, or 8 of each.
 
     Attributes:
         paths: paths of the files.
@@ -116,6 +116,7 @@ class Files:
         self._open: collections.OrderedDict[int, int] = collections.OrderedDict()
         self._lock = threading.Lock()
         weakref.finalize(self, _close, self._open)
+        _live.add(self)
 
     def read(self, file: np.ndarray, start: np.ndarray, count: np.ndarray) -> np.ndarray:
         """Return count[i] > 0 elements from start[i] of each file[i], one after the other.
@@ -156,7 +157,7 @@ class Files:
         if number in self._open:
             self._open.move_to_end(number)
         else:
-            if len(self._open) == _OPEN:
+            while len(self._open) >= max(8, _OPEN // len(_live)):
                 os.close(self._open.popitem(last=False)[1])
             self._open[number] = os.open(self.paths[number], os.O_RDONLY)
         return self._open[number]
@@ -171,6 +172,9 @@ class Files:
             if len(data) != last - first:
                 raise damaged(path, "it is cut off")
         return b"".join(found)
+
+
+_live: weakref.WeakSet[Files] = weakref.WeakSet()
 
 
 def _close(opened: Mapping[int, int]) -> None:
@@ -360,6 +364,9 @@ def damaged(path: str, what: str | Exception) -> UserError:
     folder = os.path.dirname(path)
     if os.path.basename(folder) in SPLITS:
         folder = os.path.dirname(folder)
+    root, room = os.path.split(os.path.dirname(folder))
+    if in_bucket(path) and room == "shards":  # a finished store in a bucket is believed to have its shards
+        folder += f" and {root}/stores"
     is_missing = isinstance(what, FileNotFoundError)
     state = "missing" if is_missing else f"damaged ({cause(what) if isinstance(what, Exception) else what})"
     return UserError(f"{path} is {state}; delete {folder} and run again, which makes it anew.")

@@ -198,11 +198,11 @@ def _worker() -> Iterator[Callable[[Job], Iterator[int]]]:
 
     Both talk in pickles over its pipes; none is ever read from a file.
     """
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "RAYON_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu",
-    }
+    path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
     process = subprocess.Popen(
-        [sys.executable, "-m", "jaxlm.data.engine"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment,
+        [sys.executable, "-P", "-m", "jaxlm.data.engine"],  # -P: no module of the working folder
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": path, "RAYON_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"},
         start_new_session=True,  # Ctrl-C reaches this process alone, which ends the others
     )
 

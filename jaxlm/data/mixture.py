@@ -29,6 +29,7 @@ from jaxlm.data.readers import KINDS
 from jaxlm.data.store import Store
 from jaxlm.data.windows import NUMBERS
 from jaxlm.errors import UserError
+from jaxlm.paths import reading
 from jaxlm.types import TokenBatch
 
 BLOCK = 1 << 14
@@ -51,7 +52,8 @@ def parse_mixture(source: str, temperature: float = 0.0) -> dict[str, tuple[str,
         UserError: A weight is not above 0; only some sources have one, or a temperature as well; or a temperature meets
             a single source.
     """
-    items = [_divide_weight(item) for item in split_source(source)]
+    with reading(source):
+        items = [_divide_weight(item) for item in split_source(source)]
     kinds = {weight is None for _, weight in items}
     if len(kinds) > 1 or (temperature and (False in kinds or len(items) == 1)):
         needed = "a weight for each source, as a.txt@0.7, or for none"

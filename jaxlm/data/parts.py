@@ -155,16 +155,21 @@ def parts_of_dataset(source: str, states: Sequence[str], size: int, rows: int, r
 
 
 def grouped(parts: Sequence[Part]) -> list[Part]:
-    """Join consecutive small files; a group ends where a hash of a name says so, so that it stays if others change."""
+    """Join consecutive small files; a group ends where a hash of a name says so, so that it stays if others change.
+
+    The name has the file's folder: in some texts all files have the same name.
+    """
     groups: list[list[Part]] = []
-    is_open = False
+    is_open, size = False, 0
     for part in parts:
         is_small = part.end is None and part.size < _SMALL
-        if is_small and is_open:
+        if is_small and is_open and size < MOST:
             groups[-1].append(part)
         else:
             groups.append([part])
-        is_open = is_small and zlib.crc32(os.fsencode(os.path.basename(part.files[0]))) % _TOGETHER != 0
+            size = 0
+        size, name = size + part.size, "/".join(part.files[0].split("/")[-2:])
+        is_open = is_small and zlib.crc32(os.fsencode(name)) % _TOGETHER != 0
     return [own[0] if len(own) == 1 else
             Part(tuple(part.files[0] for part in own), own[0].reader, json.dumps([part.state for part in own]),
                  sum(part.size for part in own)) for own in groups]

@@ -13,7 +13,7 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -68,8 +68,15 @@ def write_store(folder: epath.Path, source: str, held_out: float, shards: Shards
 class Store:
     """A finished token store, opened for reading."""
 
-    def __init__(self, folder: str | os.PathLike[str], shards: str | os.PathLike[str]) -> None:
+    def __init__(
+        self, folder: str | os.PathLike[str], shards: str | os.PathLike[str], begin: Sequence[int] = ()
+    ) -> None:
         """Open the store in `folder`, whose shards are in the folder `shards`.
+
+        Args:
+            folder: A finished store.
+            shards: Its shards.
+            begin: The special tokens that the tokenizer puts before a text; rows have one at most.
 
         Raises:
             UserError: the folder has no store, one of another version, a damaged one, or one of nothing but [UNK].
@@ -84,6 +91,7 @@ class Store:
         self.vocab_size: int = vocabulary["size"]
         self.pad: int = vocabulary["pad"]
         self.eos: int = vocabulary["eos"]
+        self.begin: int | None = begin[0] if len(begin) == 1 else None
         self.has_entities: bool = self.manifest["mentions"] > 0
         self._entity_ids: dict[str, np.ndarray] = {}
         counts = self.counts("train") + self.counts("held_out")
@@ -152,6 +160,7 @@ class Store:
         * "packed": documents follow each other without padding.
         * "packed-room": the same, with room in a row for 2 symbols around each document (see `windows.PackedWindows`).
         * "packed-eos": as "packed", with an end-of-sequence token after each document.
+        * "packed-text": as "packed-eos", and before each document the symbol that the tokenizer puts before a text.
         * "stream": as "packed-eos", unshuffled; row r of a batch starts `stride` tokens after row r of the last one.
         * "stream-both-ways": as "stream", but odd rows move backward.
 
@@ -167,7 +176,9 @@ class Store:
         elif packing in ("packed", "packed-room"):
             windows = PackedWindows(part, length, pad, None, None, entity_ids, 2 if packing == "packed-room" else 0)
         elif self.eos >= 0:
-            windows = PackedWindows(part, length, pad, self.eos, stride if is_stream else None, entity_ids)
+            begin = self.begin if packing == "packed-text" else None
+            stride = stride if is_stream else None
+            windows = PackedWindows(part, length, pad, self.eos, stride, entity_ids, begin=begin)
         else:
             raise UserError(
                 "The tokenizer has no end-of-sequence symbol, which packing documents with one between them needs; "

@@ -29,6 +29,7 @@ from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.paths import in_bucket
 from jaxlm.tokenizers.files import MARKER
+from jaxlm.tokenizers.template import Template
 from jaxlm.tokenizers.tokenizer import Tokenizer, replace_surrogates
 from jaxlm.tokenizers.training import Kind, Normalization, train_tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -121,6 +122,8 @@ class TextData(Data):
         """
         sources = self._sources
         weights, sizes = zip(*((weight, corpus.size) for _, corpus, weight in sources.values()), strict=True)
+        if not any(sizes):
+            raise UserError(f"{self.source} holds no text; all files are empty.")
         shares = shares_of(weights, sizes, self.temperature).tolist()
         opened = zip(sources.values(), shares, strict=True)
         texts = [text for (_, corpus, _), share in opened for text in sample(corpus.parts, round(share * _SAMPLE))]
@@ -229,7 +232,8 @@ class TextData(Data):
         self._tokenize(sources, tokenizer, report)
         if not all(map(is_finished, folders.values())):
             self._write_stores(sources, shards, folders, report)
-        found = {name: Store(folder, shards.folder) for name, folder in folders.items()}
+        begin = Template(tokenizer.vocabulary.single).before(tokenizer.vocabulary)
+        found = {name: Store(folder, shards.folder, begin) for name, folder in folders.items()}
         for name, (_, corpus, _) in sources.items():
             if cut := found[name].manifest["cut"]:  # the shard may have been deleted, as one that was damaged
                 dataclasses.replace(shards, cut=cut[1]).make(corpus.parts[cut[0]])

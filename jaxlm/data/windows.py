@@ -135,7 +135,7 @@ class PackedWindows:
 
     An incomplete window at the end is dropped, unless it is the only one. A document that does not fit is cut at the
     end of a window and goes on in another one. The eos tokens are not stored: with them, document d begins at
-    offset[d] + d.
+    offset[d] + d; with begin tokens too, at offset[d] + 2 d.
 
     With `room`, a window counts that many more tokens after each document, for symbols that the model's rows have
     between documents. It holds the tokens of the documents alone, and padding in place of the others.
@@ -146,7 +146,7 @@ class PackedWindows:
 
     def __init__(
         self, split: Split, length: int, pad: int, eos: int | None, stride: int | None = None,
-        entity_ids: np.ndarray | None = None, room: int = 0,
+        entity_ids: np.ndarray | None = None, room: int = 0, begin: int | None = None,
     ) -> None:
         """Count the windows.
 
@@ -158,9 +158,11 @@ class PackedWindows:
             stride: tokens between the starts of successive windows; the default is `length`.
             entity_ids: result of `jaxlm.data.store.Store.entity_ids`; None for windows without entities.
             room: number of further tokens after each document; only without eos.
+            begin: id of the token before each document; None for none; only with eos.
         """
-        self.length, self._pad, self._eos, self._stride = length, pad, eos, stride or length
-        self._extra = room if eos is None else 1
+        self.length, self._pad, self._eos, self._begin, self._stride = length, pad, eos, begin, stride or length
+        self._after = room if eos is None else 1
+        self._extra = self._after + (begin is not None)
         self._tokens, self._entities, self._entity_ids = split.tokens, split.entities, entity_ids
         self._offsets = split.offsets
         blocks = np.minimum(np.arange(len(self._offsets.samples)) * STRIDE, split.documents)
@@ -176,8 +178,8 @@ class PackedWindows:
         start = np.where(used, index, 0) * self._stride
         position = np.arange(self.length)
         is_token = used[:, None] & (start[:, None] + position < self._size)
-        first, segment, is_end = self._documents(start)
-        start = start - self._extra * first
+        first, segment, is_end, is_start = self._documents(start)
+        start = start - self._extra * first - (self._begin is not None)
         if self._extra and self._eos is None:
             # Move the text together; a window may begin within the room that follows a document.
             leading = np.cumprod(is_end, axis=1).sum(axis=1)
@@ -189,11 +191,15 @@ class PackedWindows:
             start -= (self._extra - leading) % self._extra
 
         def stored(array: Spliced) -> np.ndarray:
-            values = array.windows(start, self.length)
-            # Each eos before a position shifts the stored tokens by one.
-            return values if self._eos is None else np.take_along_axis(values, position - (segment - 1), axis=1)
+            values = array.windows(np.maximum(start, 0), self.length)
+            # Each symbol before a position shifts the stored tokens by one.
+            place = position - self._extra * (segment - 1) + np.minimum(start, 0)[:, None]
+            return values if self._eos is None else np.take_along_axis(values, np.maximum(place, 0), axis=1)
 
         tokens = stored(self._tokens) if self._eos is None else np.where(is_end, self._eos, stored(self._tokens))
+        if self._begin is not None:
+            is_begin = np.diff(segment, axis=1, prepend=1 - is_start[:, None]) > 0
+            tokens, is_end = np.where(is_begin, self._begin, tokens), is_end | is_begin
         entities = None
         if self._entity_ids is not None:
             entities = np.where(is_token & ~is_end, self._entity_ids[stored(self._entities)], -1)
@@ -202,12 +208,13 @@ class PackedWindows:
             entities,
         )
 
-    def _documents(self, start: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _documents(self, start: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Locate the documents of the windows that begin at `start`.
 
         Returns:
             The number of the first document, [batch]; for each position, the number of its document within the window,
-            from 1, [batch, length]; and whether the position is an eos, or room, [batch, length].
+            from 1, [batch, length]; whether the position is an eos, or room, [batch, length]; and whether the window
+            begins where its first document does, [batch].
         """
         rows = np.arange(len(start))[:, None]
         block = np.searchsorted(self._before, start, side="right") - 1
@@ -223,6 +230,6 @@ class PackedWindows:
         marks[np.broadcast_to(rows, relative.shape)[inside], relative[inside]] = 1
         segment = 1 + np.cumsum(marks[:, : self.length], axis=1)
         is_end = np.zeros_like(segment, bool)
-        for ahead in range(1, self._extra + 1):
+        for ahead in range(1, self._after + 1):
             is_end |= marks[:, ahead : ahead + self.length] == 1
-        return first, segment, is_end
+        return first, segment, is_end, (relative == 0).any(axis=1)

@@ -15,7 +15,7 @@ import numpy as np
 from jaxlm.errors import UserError
 from jaxlm.evaluation.prompts import METRICS, PromptRow, PromptTask, read_examples, read_task
 from jaxlm.inference.generate import max_length
-from jaxlm.inference.score import Score
+from jaxlm.inference.score import Score, prompt_of
 from jaxlm.inference.text import fit_prompts
 from jaxlm.paths import any_path, check_output
 from jaxlm.runs.model import TrainedModel, load_trained
@@ -105,7 +105,8 @@ def _generate(loaded: TrainedModel, task: PromptTask, examples: Sequence[PromptR
         v.require("sentinel", purpose="the continuation of a sentinel")
         stops = (*stops, tokenizer.piece(v.sentinel + v.sentinel_step))
     # Tokenizers join the space after the prompt to the answer.
-    prompts = [tokenizer.encode(example.prompt.rstrip(" ")) + [v.sentinel] * sentinel for example in examples]
+    texts = [tokenizer.encode(example.prompt.rstrip(" ")) + [v.sentinel] * sentinel for example in examples]
+    prompts = [prompt_of(loaded.objective, ids) for ids in texts]
     prompts = fit_prompts(loaded, prompts, task.max_new_tokens)
     answers = loaded.generate(
         prompts, stops, skip_special=True, max_new_tokens=task.max_new_tokens, beams=task.beams,

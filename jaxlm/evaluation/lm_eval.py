@@ -17,6 +17,7 @@ from typing import Any
 from jaxlm.config.presets import run_preset
 from jaxlm.errors import UserError, install
 from jaxlm.inference.generate import max_length
+from jaxlm.inference.score import prompt_of
 from jaxlm.inference.text import cut, fit_prompts
 from jaxlm.runs.model import load_trained
 
@@ -77,7 +78,7 @@ class JaxLM(LM):
             options = dict(requests[numbers[0]].args[1])
             until = options.pop("until", None) or []
             settings = _settings(options)
-            prompts = [tokenizer.encode(requests[i].args[0]) for i in numbers]
+            prompts = [prompt_of(self.loaded.objective, tokenizer.encode(requests[i].args[0])) for i in numbers]
             # lm_eval leaves room for the last new token, which is never read.
             prompts = fit_prompts(self.loaded, prompts, settings["max_new_tokens"] + 1)
             stop = [until] if isinstance(until, str) else [text for text in until if text]

@@ -172,6 +172,11 @@ def import_folder(hf_dir: str | os.PathLike[str], *, seed: int = 0) -> Pretraine
     around = templates(folder) if is_own or objective.model.text_model.is_causal else None
     if around and (is_own or "#" in "".join(around)):
         tokenizer = tokenizer.with_settings(single=around[0], pair=around[1])
+    smaller = tokenizer.without_spare(objective.model.vocab_size)
+    if spare := sorted(tokenizer.vocabulary.symbols.keys() - smaller.vocabulary.symbols.keys()):
+        # Gemma 3's text models share their tokenizer with those that read images.
+        log(f"{folder}: the model has no rows for the special tokens {listed(spare)}; they are left out.")
+        tokenizer = smaller
     _check_tokenizer(folder, objective, tokenizer.vocabulary)
     objective = objective.bind_unchecked(tokenizer.vocabulary)
     _check_template(folder, objective, tokenizer)

@@ -45,7 +45,7 @@ def write(folder: Path, objective: Any, vectors: Vectors, params: Params) -> Non
 
 def _write_late(folder: Path, objective: Any, vectors: Vectors, params: Params) -> None:
     """Write the files of a multi-vector encoder, which sentence-transformers has since version 6."""
-    longest, pieces = objective.query_length or vectors.length, objective.vocabulary.pieces
+    longest, pieces = min(objective.query_length or vectors.length, vectors.length), objective.vocabulary.pieces
     expansion = {"strategy": "fixed", "attend": True, "length": longest} if objective.expand_queries else None
     sizes = {"in_features": objective.model.width, "out_features": objective.token_width}
     _write(folder, ["", DENSE, MASK, NORMALIZE], {

@@ -108,7 +108,8 @@ def _bare_model(base: Family, objective: Objective) -> TransformersModel:
     table = _table(main.table, base.text_params, objective)
     prefix = main.table.prefix
     entries = [dataclasses.replace(entry, theirs=entry.theirs.removeprefix(prefix)) for entry in table.entries]
-    architecture = re.split("For|LMHead|ModelWith", main.architecture)[0] + "Model"
+    kind = "TextModel" if main.config["model_type"].endswith("_text") else "Model"  # Gemma3Model reads images, too
+    architecture = re.split("For|LMHead|ModelWith", main.architecture)[0] + kind
     return TransformersModel(
         architecture, "AutoModel", main.config, dataclasses.replace(table, entries=tuple(entries), prefix=""),
         pipeline_tag="sentence-similarity",

@@ -82,6 +82,7 @@ def encode_pair(
         keep_space: Keep the leading space of what the decoder of an encoder-decoder reads, as lm_eval does.
     """
     objective, tokenizer, v = loaded.objective, loaded.tokenizer, loaded.tokenizer.vocabulary
+    prefix = text_prefix(objective)
     space = len(context) - len(context.rstrip())
     if space:
         context, continuation = context[:-space], context[-space:] + continuation
@@ -99,7 +100,19 @@ def encode_pair(
         begin = text_begin(tokenizer)
         return Pair(after[:1], after[1:]) if after[:1] == [begin] else Pair([begin], after)
     both, before = tokenizer.encode(context + continuation), tokenizer.encode(context)
-    return Pair(both[: len(before)], both[len(before) :])
+    return Pair([*prefix, *both[: len(before)]], both[len(before) :])
+
+
+def text_prefix(objective: Objective) -> list[int]:
+    """Return the special tokens that a decoder's own tokenizer puts before a text, such as <bos>."""
+    is_decoder = objective.answer_kind == "text" and not objective.model.has_encoder
+    return objective.text_template.before(objective.vocabulary) if is_decoder else []
+
+
+def prompt_of(objective: Objective, ids: Sequence[int]) -> list[int]:
+    """Return a prompt with the tokens of `text_prefix` before it, unless it begins with them."""
+    prefix = text_prefix(objective)
+    return [*ids] if [*ids[: len(prefix)]] == prefix else [*prefix, *ids]
 
 
 def text_begin(tokenizer: Tokenizer) -> int:

@@ -222,13 +222,18 @@ class Model:
         """Return the last hidden states of all tokens."""
         raise NotImplementedError
 
-    def summary(self, params: Params, inputs: Inputs, *, key: jax.Array | None = None) -> Float[Array, "batch width"]:
-        """Return one vector per text: the hidden state of its first or last token, or the mean of all tokens."""
+    def summary(
+        self, params: Params, inputs: Inputs, *, key: jax.Array | None = None, pad: int = -1
+    ) -> Float[Array, "batch width"]:
+        """Return one vector per text: the hidden state of its first or last token, or the mean of all tokens.
+
+        The last token is the last one but `pad`, as in Transformers, where that may be the end symbol of the text too.
+        """
         mask = jnp.ones_like(inputs.ids) if inputs.mask is None else inputs.mask
         if self.summary_token == "mean":
             return mean_of_tokens(self.hidden_states(params, inputs, key=key), mask)
-        lengths = jnp.sum(mask, axis=1)
-        at = jnp.zeros_like(lengths) if self.summary_token == "first" else jnp.maximum(lengths - 1, 0)
+        places = jnp.arange(mask.shape[1]) * ((mask > 0) & (inputs.ids != pad))
+        at = jnp.zeros_like(mask[:, 0]) if self.summary_token == "first" else jnp.max(places, axis=1)
         return self.hidden_states(params, inputs, key=key, at=at[:, None])[:, 0]
 
     def forward_flops(self, length: int, predicted: int = 0) -> float:

@@ -145,7 +145,7 @@ class EuroBert(LlamaEncoder):
 
     rope_theta: float = field(250_000.0, range="(0, inf)")
     """Base of rotary positions: 10,000 before the last phase of the published training."""
-    classifier_pooling: Literal["late", "mean", "bos"] = field("late", recipe=True)
+    classifier_pooling: Literal["late", "mean", "bos"] = field("late", recipe=True, kept=True)
     """Vector of a text for tasks: that of the first token (bos), the mean of all tokens, or the mean after the dense
     layer of the classifier (late)."""
 

@@ -75,7 +75,7 @@ class ModernBert(Encoder):
     """Base of rotary positions in layers that attend to all tokens."""
     local_theta: float = field(10_000.0, range="(0, inf)")
     """Base of rotary positions in layers with local attention: 160,000 in Ettin."""
-    classifier_pooling: Literal["cls", "mean"] = field("cls", recipe=True)
+    classifier_pooling: Literal["cls", "mean"] = field("cls", recipe=True, kept=True)
     """Vector of a text for tasks: the hidden state of [CLS], or the mean of all tokens."""
 
     template: ClassVar[Template] = Template(

@@ -91,7 +91,8 @@ class Line(NamedTuple):
 
 def with_options(model: Any, source: Any) -> Any:
     """Return `model` with the training options of `source`: dropout, dtype, remat, kernels."""
-    names = [item.name for item in dataclasses.fields(model) if marks_of(item) & {"recipe", "resumable"}]
+    marks = {item.name: marks_of(item) for item in dataclasses.fields(model)}
+    names = [name for name, own in marks.items() if own & {"recipe", "resumable"} and "kept" not in own]
     return dataclasses.replace(model, **{name: getattr(source, name) for name in names if hasattr(source, name)})
 
 

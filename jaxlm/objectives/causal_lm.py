@@ -53,7 +53,7 @@ class CausalLM(Objective):
             raise UserError(f"data.length {length} is not a multiple of {multiple}, the model's chunk size; change it.")
 
     def row_format(self, length: int) -> RowFormat:
-        return RowFormat("packed-eos", length + 1)
+        return RowFormat("packed-text", length + 1)
 
     def corrupt(self, key: jax.Array, batch: TokenBatch) -> Example:
         """Split rows of length + 1 tokens into inputs and labels. Nothing is random.

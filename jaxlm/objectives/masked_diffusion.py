@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 
 from jaxlm.corruption.pairs import single_segments
 from jaxlm.data.base import RowFormat
+from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.base import Inputs
 from jaxlm.models.bert import Bert
@@ -67,6 +68,11 @@ class MaskedDiffusion(Objective):
     def check(self, vocabulary: Vocabulary, length: int) -> None:
         self.require_direction()
         require_masking(vocabulary, length, self.model.max_positions, "masked diffusion")
+        if "mlm_head" not in jax.eval_shape(self.model.init, jax.random.key(0)):
+            raise UserError(
+                f"the {type(self.model).__name__} has no bias of its output, by which masked diffusion never predicts "
+                "[MASK]; choose another model, such as a Bert or a ModernBert."
+            )
 
     def row_format(self, length: int) -> RowFormat:
         return RowFormat("packed-room", length - 2)

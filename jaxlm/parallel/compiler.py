@@ -14,8 +14,7 @@ GPU_OPTIONS: dict[str, bool | int] = {
 """Options on every GPU."""
 
 DETERMINISTIC_GPU_OPTIONS: dict[str, bool | int] = {
-    # No atomic additions, whose order varies, and no choice of an algorithm by its time in this process. With
-    # xla_gpu_autotune_level 0 as well, an H100 did not find cuDNN's attention when it executed a step (jaxlib 0.11).
+    # No atomic additions, whose order varies, and no choice of an algorithm by its time in this process.
     "xla_gpu_deterministic_ops": True,
 }
 """Further options on GPUs with `train.deterministic`."""

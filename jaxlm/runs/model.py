@@ -21,7 +21,7 @@ from jaxlm.inference.denoise import denoise_text
 from jaxlm.inference.embed import BATCH, embed
 from jaxlm.inference.fill_mask import fill_mask
 from jaxlm.inference.generate import Settings, max_length
-from jaxlm.inference.score import Pair, Score, encode_pair, score, score_texts
+from jaxlm.inference.score import Pair, Score, encode_pair, prompt_of, score, score_texts
 from jaxlm.inference.text import Completion, generate_text
 from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.runs.load import load_model
@@ -109,7 +109,8 @@ class TrainedModel(PretrainedModel):
         if self.objective.denoises:
             return denoise_text(self, _checked(prompts), Settings(**settings), stop)
         if not _has_all(prompts, lambda prompt: isinstance(prompt, tuple | list)):
-            prompts = [self.tokenizer.encode_with_symbols(prompt) for prompt in _checked(prompts)]
+            texts = [self.tokenizer.encode_with_symbols(prompt) for prompt in _checked(prompts)]
+            prompts = [prompt_of(self.objective, ids) for ids in texts]
         return generate_text(self, prompts, Settings(**settings), stop, on_text, skip_special)
 
     def score(

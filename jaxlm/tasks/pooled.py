@@ -156,7 +156,8 @@ class PooledTask(Task):
             hidden = self.model.hidden_states(params, inputs, key=keys[0])
             x = mean_of_tokens(self.before_classifier(params, hidden, keys[1]), inputs.mask)
         else:
-            x = self.before_classifier(params, self.model.summary(params, inputs, key=keys[0]), keys[1])
+            x = self.model.summary(params, inputs, key=keys[0], pad=self.vocabulary.pad)
+            x = self.before_classifier(params, x, keys[1])
         return x.reshape(len(example["row"]), -1, x.shape[-1])
 
     def _pooled_with_lm(
@@ -169,7 +170,8 @@ class PooledTask(Task):
         keys = jax.random.split(key)
         inputs, rows = self.inputs(example), len(example["row"])
         hidden, mask = self.hidden(params, inputs, keys[0]), inputs.mask
-        x = self.before_classifier(params, last_token(hidden, mask), keys[1])
+        is_read = mask * (inputs.ids != self.vocabulary.pad)  # see `Model.summary`
+        x = self.before_classifier(params, last_token(hidden, is_read), keys[1])
         weights = jnp.repeat(self.weights(example), len(mask) // rows) * jnp.any(mask > 0, axis=1)
         targets = mask[:, 1:].astype(jnp.float32)
         targets = targets / jnp.maximum(jnp.sum(targets, axis=1, keepdims=True), 1.0)

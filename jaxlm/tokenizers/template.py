@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -68,6 +69,11 @@ class Template:
     def num_symbols(self, pair: bool) -> int:
         """Return the number of special tokens around one text, or around two."""
         return sum(not name.startswith("$") for name, _ in parts(self.pair if pair else self.single))
+
+    def before(self, vocabulary: Vocabulary) -> list[int]:
+        """Return the ids of the special tokens before a text."""
+        names = itertools.takewhile(lambda name: not name.startswith("$"), (name for name, _ in parts(self.single)))
+        return [symbol_id(vocabulary, name) for name in names]
 
     def build(self, vocabulary: Vocabulary, first: np.ndarray, second: np.ndarray | None = None) -> EncodedText:
         """Return the row of one text, or of two, from their ids."""

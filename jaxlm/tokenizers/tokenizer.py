@@ -292,6 +292,18 @@ class Tokenizer:
         tokenizer_json["added_tokens"] = [*(tokenizer_json.get("added_tokens") or []), *added]
         return self.with_json(tokenizer_json)
 
+    def without_spare(self, rows: int) -> Tokenizer:
+        """Return the tokenizer without special tokens beyond an embedding of `rows` rows; roles and sentinels stay."""
+        if len(self) <= rows:
+            return self
+        tokenizer_json, needed = self.to_json(), {*self._definition.symbols.values()}
+        added = tokenizer_json.get("added_tokens") or []
+        kept = [
+            token for token in added if token["id"] < rows or not token["special"] or token["content"] in needed
+            or "extra_id_" in token["content"]
+        ]
+        return self.with_json(tokenizer_json | {"added_tokens": kept})
+
     def with_roles(self, roles: Mapping[str, str]) -> Tokenizer:
         """Return the tokenizer with special tokens in further roles ("mask"); those that it lacks are appended."""
         tokenizer_json = self.with_symbols([*roles.values()]).to_json()

@@ -283,9 +283,11 @@ def make_train_step(
                 return gradients(objective, params, example, state.memory, key, t.accumulate, program.frozen_params)
 
             grads, terms, memory = results(state.params, example, key)
-            if replay:
+            if replay:  # behind barriers, since what uses a result may change how the compiler fuses its sums
+                grads, terms, memory = jax.lax.optimization_barrier((grads, terms, memory))
                 first = _digests(grads, terms, memory)
-                second = _digests(*results(*_opaque_copies(state.params, example, key, jnp.min(first), state.step)))
+                again = results(*_opaque_copies(state.params, example, key, jnp.min(first), state.step))
+                second = _digests(*jax.lax.optimization_barrier(again))
                 terms |= {"replay": Term.of(first != second, jnp.ones(first.shape))}
             updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
             params = optax.apply_updates(state.params, updates)

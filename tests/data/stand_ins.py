@@ -19,7 +19,7 @@ from jaxlm.data.splits import SplitText
 from jaxlm.data.store import Store, is_finished, write_store
 from jaxlm.tokenizers.vocabulary import Vocabulary
 
-EOS = 3
+EOS, BEGIN = 3, 4
 
 
 class ByteTokenizer:
@@ -96,7 +96,7 @@ def build_store(folder, pieces, tokenizer=None, held_out=0.0, sentences=False, p
     shards, text = split_text(folder, pieces, held_out, tokenizer, sentences, parts, removed)
     if not is_finished(folder):
         write_store(epath.Path(folder), "", held_out, shards, text)
-    return Store(folder, shards.folder)
+    return Store(folder, shards.folder, [BEGIN])
 
 
 def ids(text):

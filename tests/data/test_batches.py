@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from jaxlm.data import arrays, windows
 from jaxlm.data.base import RowFormat
 from jaxlm.errors import UserError
-from tests.data.stand_ins import EOS, ByteTokenizer, store_of
+from tests.data.stand_ins import BEGIN, EOS, ByteTokenizer, store_of
 
-PACKINGS = ("document", "packed", "packed-eos", "packed-room")
+PACKINGS = ("document", "packed", "packed-eos", "packed-room", "packed-text")
 # Words of one letter each, so that every document can be told from its neighbours.
 DOCUMENTS = ["a" * 1, "bc", "d" * 7 + "ef", "ghijklmnopqrstuvwxyz" * 3, "AB" * 5, "C", "D", "0123456789", "E" * 21]
 
@@ -53,8 +53,8 @@ def expected_windows(documents, length, packing, pad=0):
         return found
     stream = []
     for number, tokens in enumerate(ids):
-        ends = {"packed-eos": [EOS], "packed-room": [None, None]}.get(packing, [])
-        stream += [(token, number) for token in tokens + ends]
+        ends = {"packed-eos": [EOS], "packed-text": [EOS], "packed-room": [None, None]}.get(packing, [])
+        stream += [(token, number) for token in [BEGIN] * (packing == "packed-text") + tokens + ends]
     found = []
     for start in range(0, len(stream) - length + 1, length) or [0]:
         part = [pair for pair in stream[start : start + length] if pair[0] is not None]
@@ -93,7 +93,7 @@ def test_windows_of_random_documents(tmp_path_factory, lengths, length, packing)
     documents = [chr(65 + number) * size for number, size in enumerate(lengths)]
     store = store_of(tmp_path_factory.mktemp("w") / "s", documents)
     expected = expected_windows(documents, length, packing)
-    if not expected or sum(lengths) + len(lengths) * (packing == "packed-eos") < 2:
+    if not expected or sum(lengths) + len(lengths) * (packing in ("packed-eos", "packed-text")) < 2:
         return
     batches = store.batches("train", 3, RowFormat(packing, length), 0)
     assert Counter(rows_of(batches)) == Counter(expected)

@@ -21,6 +21,7 @@ import transformers
 from safetensors.numpy import load_file, save_file
 from transformers.core_model_loading import revert_weight_conversion
 
+import jaxlm
 from jaxlm.config.experiment import OptimizerConfig, TrainConfig
 from jaxlm.errors import UserError
 from jaxlm.huggingface import ModelCard, export_folder, import_folder
@@ -267,6 +268,41 @@ def test_cached_logits_and_continuations(name, pair):
     assert generate(imported.objective, imported.params, texts, max_new_tokens=12, stop_ids=[]) == wanted
 
 
+def test_a_text_begins_as_the_tokenizer_says(pair):
+    """With <bos>, where a prompt is continued, where a continuation is scored, and in rows of a corpus."""
+    theirs, folder, imported = pair("mistral")
+    v, tokenizer = imported.tokenizer.vocabulary, transformers.AutoTokenizer.from_pretrained(folder)
+    context, rest, loaded = "the cat sat", " on the mat", jaxlm.load(folder)
+    asked = tokenizer(context, return_tensors="pt")
+    assert asked.input_ids[0, 0] == v.bos == 270
+    with torch.no_grad():
+        wanted = theirs.generate(**asked, max_new_tokens=12, do_sample=False, eos_token_id=999, pad_token_id=0)[0]
+        whole = tokenizer(context + rest, return_tensors="pt").input_ids
+        log_probs = theirs(whole).logits[0, :-1].log_softmax(-1).gather(1, whole[0, 1:, None])[:, 0]
+    for text in (context, "<|begin_of_text|>" + context):
+        (found,) = loaded.generate([text], max_new_tokens=12, stop_ids=())
+        assert found.ids == wanted[asked.input_ids.shape[1] :].tolist()
+    (score,) = loaded.score([(context, rest)])
+    np.testing.assert_allclose(score.log_probs, log_probs[asked.input_ids.shape[1] - 1 :], atol=TOLERANCE)
+
+
+def test_special_tokens_without_a_row_are_left_out(pair, tmp_path, capsys):
+    """Gemma 3's tokenizer has a token of images, which its models of text lack."""
+    folder = Path(shutil.copytree(pair("gemma3_text").folder, tmp_path / "x"))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    rows = len(tokenizer)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image_soft_token>"]})
+    tokenizer.save_pretrained(folder)
+    imported = import_folder(folder)
+    assert len(imported.tokenizer) == rows == imported.objective.model.vocab_size == len(tokenizer) - 1
+    assert "no rows for the special tokens <image_soft_token>; they are left out" in capsys.readouterr().err
+    assert imported.tokenizer.encode("the cat") == tokenizer("the cat").input_ids[1:]
+    tokenizer.add_tokens(["catcatcat"])
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(UserError, match=f"{rows + 1} ids but the model only {rows} rows"):
+        import_folder(folder)
+
+
 @pytest.mark.parametrize("pooling", ["late", "mean", "bos"])
 def test_pooling_of_the_classifier(pooling, pair, tmp_path):
     _, _, imported = pair("eurobert")
@@ -296,13 +332,15 @@ def test_classes_of_texts_by_an_encoder_with_a_decoders_layers(name, pair, tmp_p
     params, (ids, mask) = random_params(task), rows()
     out = export_folder(tmp_path / "out", task, params, imported.tokenizer, ModelCard())
     theirs = load_torch(out, transformers.AutoModelForSequenceClassification)
-    padded = torch.tensor(np.where(mask, ids, v.pad)).long()  # their class finds the last token by it
-    with torch.no_grad():
-        wanted = theirs(input_ids=padded, attention_mask=torch.tensor(mask).long()).logits.numpy()
-    given = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids), "row": np.arange(3)}
-    assert np.abs(wanted).max() > 0.3
-    # Scales around 1 are around 2 in Gemma, whose seven layers round more.
-    np.testing.assert_allclose(jax.jit(task.predict)(params, given)["logits"], wanted, atol=1e-4)
+    for closes in (False, True):  # rows of tasks end in the end symbol, which is also the padding: neither reads it
+        ids[np.arange(3), mask.sum(1) - 1] = v.eos if closes else 7
+        padded = torch.tensor(np.where(mask, ids, v.pad)).long()  # their class finds the last token by it
+        with torch.no_grad():
+            wanted = theirs(input_ids=padded, attention_mask=torch.tensor(mask).long()).logits.numpy()
+        given = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids), "row": np.arange(3)}
+        assert np.abs(wanted).max() > 0.3
+        # Scales around 1 are around 2 in Gemma, whose seven layers round more.
+        np.testing.assert_allclose(jax.jit(task.predict)(params, given)["logits"], wanted, atol=1e-4)
     assert import_folder(out).objective.model == task.model
 
 

@@ -88,7 +88,7 @@ def test_every_token_is_asked_for_once_in_whole_rows():
     example = objective().corrupt(KEY, batch)
     borders = int(jnp.sum(batch.segment_ids[:, 1:] != batch.segment_ids[:, :-1]))
     assert borders > 0 and float(example["weights"].sum()) == 4 * 32 - borders
-    assert objective().row_format(32) == RowFormat("packed-eos", 33)
+    assert objective().row_format(32) == RowFormat("packed-text", 33)
 
 
 @pytest.mark.slow  # the slow way has them

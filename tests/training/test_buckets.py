@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -200,6 +201,7 @@ def test_text_and_token_stores(store, request, tmp_path, monkeypatch):
     said = []
     assert data.open(data.prepare_tokenizer(), said.append).fingerprint == ours.fingerprint and not said
     (bucket / "texts" / "a.txt").write_bytes(text.read_bytes().swapcase())
+    data = dataclasses.replace(data)  # an object lists its files once
     assert data.open(data.prepare_tokenizer(), said.append).fingerprint != ours.fingerprint
 
 

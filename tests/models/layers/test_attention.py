@@ -33,6 +33,7 @@ from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.objectives.replaced_tokens import ReplacedTokens
 from jaxlm.objectives.span_boundary import SpanBoundary
+from jaxlm.parallel import compiler
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import TokenBatch
 from tests.params import first_fast, random_params
@@ -108,6 +109,13 @@ def test_a_line_says_which_kernel_and_why_not(monkeypatch):
         refusal = f"attention is {implementation}, which no attention of this step can use .{reason}"
         with pytest.raises(UserError, match=refusal), kernel_choice.recorded_choices():
             choice(monkeypatch, platform, implementation, queries=4096, keys=4096, drops=True)
+    monkeypatch.setattr(kernel_choice, "target_options", lambda: compiler.GPU_OPTIONS)
+    assert choice(monkeypatch, "gpu") == "cudnn"
+    options = compiler.GPU_OPTIONS | compiler.DETERMINISTIC_GPU_OPTIONS
+    monkeypatch.setattr(kernel_choice, "target_options", lambda: options)
+    with kernel_choice.recorded_choices() as kernels:
+        assert choice(monkeypatch, "gpu") == "xla"
+    assert kernels().endswith("by cuDNN under --train.deterministic)")
     with kernel_choice.recorded_choices() as kernels:
         assert choice(monkeypatch, "cpu") == "xla"
     assert kernels() == "", "a CPU has no choice"
@@ -115,6 +123,7 @@ def test_a_line_says_which_kernel_and_why_not(monkeypatch):
 
 @pytest.mark.parametrize(("platform", "arguments", "expected"), [
     ("cpu", {}, "xla"), ("gpu", {}, "cudnn"), ("gpu", dict(drops=True), "xla"), ("tpu", {}, "rows"),
+    ("gpu", dict(keys=192), "cudnn"), ("gpu", dict(keys=192, packed=True), "xla"),
     ("tpu", dict(drops=True), "rows"), ("gpu", dict(implementation="xla"), "xla"),
     ("tpu", dict(implementation="xla"), "xla"), ("gpu", dict(dtype="float32"), "xla"),
     ("tpu", dict(dtype="float32"), "splash"), ("tpu", dict(dtype="float32", drops=True), "xla"),
