@@ -53,9 +53,10 @@ def resolve(
         pretrained = load_model(init_from)
         # On the host, from where each device of the mesh gets its shard.
         pretrained = dataclasses.replace(pretrained, params=jax.device_get(pretrained.params))
-    for phase in reversed(experiment.phases if pretrained else ()):  # a later phase may need a mask symbol
-        if (is_causal := phase.experiment.objective.is_causal) is not None:
-            pretrained = pretrained.in_direction(is_causal)
+    if pretrained is not None and (is_causal := experiment.objective.is_causal) is not None:
+        if any(phase.experiment.objective.is_causal is False for phase in experiment.phases):
+            pretrained = pretrained.in_direction(False)  # of a later phase, which needs a mask symbol
+        pretrained = pretrained.in_direction(is_causal)
     unchanged = dataclasses.replace(experiment, objective=_objective_of(experiment, pretrained, as_text))
     experiment = override(unchanged, list(flags), command)
     old, new = unchanged.train, experiment.train
