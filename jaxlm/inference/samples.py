@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxlm.inference.fill_mask import fill_rows
 from jaxlm.inference.generate import Settings, max_length
+from jaxlm.inference.score import prompt_of
 from jaxlm.inference.text import generate_text
 from jaxlm.objectives.base import Objective
 from jaxlm.objectives.pretrained import PretrainedModel
@@ -47,7 +48,8 @@ def sampler(
         return lines
 
     def written(params: Params) -> list[str]:
-        answers = generate_text(PretrainedModel(objective, params, tokenizer), prompts, settings)
+        begun = [prompt_of(objective, prompt) for prompt in prompts]
+        answers = generate_text(PretrainedModel(objective, params, tokenizer), begun, settings)
         asked = [tokenizer.decode(prompt, skip_special=False) for prompt in prompts]
         return [f"{prompt}|{answer.text}" for prompt, answer in zip(asked, answers, strict=True)]
 
