@@ -104,7 +104,7 @@ def check_size(path: str, dtype: str, size: int) -> None:
 
 
 class Files:
-    """Arrays of one type in many files, of which some are open at a time: of all such objects `_OPEN`, or 8 of each.
+    """Arrays of one type in many files, of which some are open at a time: `_OPEN` of all such objects.
 
     Attributes:
         paths: paths of the files.
@@ -157,7 +157,7 @@ class Files:
         if number in self._open:
             self._open.move_to_end(number)
         else:
-            while len(self._open) >= max(8, _OPEN // len(_live)):
+            while len(self._open) >= max(1, _OPEN // len(_live)):
                 os.close(self._open.popitem(last=False)[1])
             self._open[number] = os.open(self.paths[number], os.O_RDONLY)
         return self._open[number]

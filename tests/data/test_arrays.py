@@ -49,6 +49,18 @@ def test_ranges_and_windows(tmp_path, dtype):
         assert array.read(0, 0).size == 0 and array.read(0, size).dtype == np.dtype(dtype)
 
 
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts open files by /proc")
+def test_open_files_are_few_of_all_arrays(tmp_path, monkeypatch):
+    monkeypatch.setattr(arrays, "_OPEN", 40)
+    paths = [str(tmp_path / f"file{number}") for number in range(30)]
+    for path in paths:
+        write_array(epath.Path(path), np.arange(9))
+    every = [Files(paths, "int64") for _ in range(4)]
+    for files in every:
+        assert files.read(np.arange(30), np.full(30, 3), np.full(30, 2)).tolist() == [3, 4] * 30
+    assert 4 <= len(open_files(tmp_path)) <= 40
+
+
 @pytest.mark.parametrize("resident", [0, 1 << 20])
 def test_increasing_arrays(tmp_path, monkeypatch, resident):
     monkeypatch.setattr(arrays, "_RESIDENT", resident)

@@ -205,17 +205,21 @@ def test_a_range_of_a_file_that_grows_is_read_again(folder, tokenized, monkeypat
     assert count > 4 and len(tokenized) > 2 * count - 1
 
 
-def test_many_small_files_are_few_parts(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["{}.txt", "{}/text.txt"])
+def test_many_small_files_are_few_parts(tmp_path, monkeypatch, name):
     """One more file changes the part that it is in, and by its name may end that part."""
     monkeypatch.setattr(parts, "_TOGETHER", 16)
     for number in range(120):
-        (tmp_path / f"{number:04}.txt").write_text(f"file {number}")
+        path = tmp_path / name.format(f"{number:04}")
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"file {number}")
     before = open_corpus(str(tmp_path)).parts
     assert 2 <= len(before) <= 20 and sum(len(part.files) for part in before) == 120
     assert documents(open_corpus(str(tmp_path)).pieces()) == [f"file {number}" for number in range(120)]
     names = {part.name for part in before}
     for number in range(0, 120, 11):
-        extra = tmp_path / f"{number:04}a.txt"
+        extra = tmp_path / name.format(f"{number:04}a")
+        extra.parent.mkdir(exist_ok=True)
         extra.write_text("one more")
         after = open_corpus(str(tmp_path)).parts
         new = [part for part in after if part.name not in names]
