@@ -73,7 +73,7 @@ def test_short_rows_first_and_as_many_tokens(store):
     found = tokens(feed, 0, 6)
     assert [t.shape for t in found] == [(16, 9)] * 3 + [(4, 33)] * 3
     for split, first, length, rows in ((found[:3], 0, 9, 16), (found[3:], 0, 33, 4)):
-        expected = store.batches("train", rows, RowFormat("packed-eos", length), 3)
+        expected = store.batches("train", rows, RowFormat("packed-text", length), 3)
         for step, ours in enumerate(split, first):
             np.testing.assert_array_equal(ours, expected.batch(step).tokens)
     assert [np.asarray(b.tokens).shape for b in feed.held_out(BOUND)] == [(4, 33)] * 2
@@ -94,7 +94,7 @@ def test_no_row_repeats_between_phases_of_one_length(store):
     """The rows of 16 + 1 tokens of the three phases are those of one shuffle, in its order."""
     found = tokens(feed_of(store, THREE), 0, 9)
     assert [t.shape for t in found] == [(4, 17)] * 2 + [(4, 33)] * 3 + [(5, 17)] * 2 + [(8, 17)] * 2
-    one = store.batches("train", 1, RowFormat("packed-eos", 17), 3)
+    one = store.batches("train", 1, RowFormat("packed-text", 17), 3)
     expected = [one.batch(number).tokens[0] for number in range(8 + 10 + 16)]
     np.testing.assert_array_equal(np.concatenate([t for t in found if t.shape[1] == 17]), expected)
 
@@ -135,7 +135,7 @@ def test_shapes_are_of_the_rows_that_are_read(store):
 
 def test_passes_over_the_text(store):
     """3 steps of 16 rows of 9 tokens and 5 of 4 rows of 33; and where the run ends among the short rows."""
-    short, full = (store.batches("train", 1, RowFormat("packed-eos", length), 3).num_rows for length in (9, 33))
+    short, full = (store.batches("train", 1, RowFormat("packed-text", length), 3).num_rows for length in (9, 33))
     for steps, passes in ((8, 48 / short + 20 / full), (2, 32 / short)):
         assert feed_of(store, steps=steps).passes == pytest.approx(passes)
 

@@ -113,9 +113,6 @@ def choose_kernel(implementation: str, what: Attention) -> str:
     elif platform == "gpu" and target_options().get("xla_gpu_deterministic_ops"):
         # It loses the second of two equal calls (openxla/xla#46500), and the step ends in `raw_hash_map::at`.
         reason = "XLA executes only one of a step's equal attentions by cuDNN under --train.deterministic"
-    elif platform == "gpu" and what.keys % 128 == 64 and (what.packed or what.mask or what.bias):
-        # pytorch/pytorch#196678: of rows without a visible key, on Hopper.
-        reason = "with a mask, cuDNN's gradients may be NaN for such a number of keys"
     elif platform == "gpu" and (not blocks or has_window):
         reason = cudnn_refusal(target_kind(), what)
         kernel = "xla" if reason else "cudnn"

@@ -123,7 +123,6 @@ def test_a_line_says_which_kernel_and_why_not(monkeypatch):
 
 @pytest.mark.parametrize(("platform", "arguments", "expected"), [
     ("cpu", {}, "xla"), ("gpu", {}, "cudnn"), ("gpu", dict(drops=True), "xla"), ("tpu", {}, "rows"),
-    ("gpu", dict(keys=192), "cudnn"), ("gpu", dict(keys=192, packed=True), "xla"),
     ("tpu", dict(drops=True), "rows"), ("gpu", dict(implementation="xla"), "xla"),
     ("tpu", dict(implementation="xla"), "xla"), ("gpu", dict(dtype="float32"), "xla"),
     ("tpu", dict(dtype="float32"), "splash"), ("tpu", dict(dtype="float32", drops=True), "xla"),
