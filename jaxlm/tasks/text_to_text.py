@@ -18,6 +18,7 @@ from jaxlm.data.labelled import Arrays, EncodedExample, LabelledData, LabelledSo
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.inference.generate import generate
+from jaxlm.inference.score import text_prefix
 from jaxlm.models.base import Inputs
 from jaxlm.objectives.base import Line, Term, Terms
 from jaxlm.objectives.chunked_loss import chunked_cross_entropy
@@ -98,7 +99,7 @@ class TextToText(Task):
 
     @property
     def text_template(self) -> Template:
-        return self.model.template
+        return self.model.template.for_vocabulary(self.vocabulary)
 
     @property
     def num_logits(self) -> int:
@@ -153,7 +154,8 @@ class TextToText(Task):
         prompts, targets = (tokenizer.encode_arrays([pair[side] for pair in pairs]) for side in (0, 1))
         end = np.array([self.vocabulary.eos], np.int32)
         between = np.array(tokenizer.encode(self.separator), np.int32) if self.is_decoder else end
-        room = length - len(between) - (self.max_target if self.is_decoder else 0)
+        begin = np.array(text_prefix(self), np.int32)
+        room = length - len(begin) - len(between) - (self.max_target if self.is_decoder else 0)
         if room < 8:
             raise UserError(
                 f"data.length {length} leaves {max(room, 0)} tokens for the text beside {self.max_target} of the "
@@ -161,7 +163,7 @@ class TextToText(Task):
             )
         examples = []
         for number, (prompt, target) in enumerate(zip(prompts, targets, strict=True)):
-            prompt = np.concatenate([prompt[:room], between])
+            prompt = np.concatenate([begin, prompt[:room], between])
             target = np.concatenate([target[: self.max_target - 1], end])
             weights, rest = np.ones(len(target), np.float32), self.max_target - len(target)
             if self.is_decoder:

@@ -23,6 +23,8 @@ from transformers.core_model_loading import revert_weight_conversion
 
 import jaxlm
 from jaxlm.config.experiment import OptimizerConfig, TrainConfig
+from jaxlm.data.labelled import Record
+from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
 from jaxlm.huggingface import ModelCard, export_folder, import_folder
 from jaxlm.huggingface.families import family_of
@@ -37,6 +39,7 @@ from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.runs.resolve import resolve
 from jaxlm.tasks.classification import Classification
+from jaxlm.tasks.text_to_text import TextToText
 from jaxlm.training.program import Program, corruption_key
 from jaxlm.types import TokenBatch
 from tests.huggingface import test_modernbert
@@ -288,7 +291,7 @@ def test_cached_logits_and_continuations(name, pair):
     assert generate(imported.objective, imported.params, texts, max_new_tokens=12, stop_ids=[]) == wanted
 
 
-def test_a_text_begins_as_the_tokenizer_says(pair):
+def test_a_text_begins_as_the_tokenizer_says(pair, tmp_path):
     """With <bos>, where a prompt is continued, where a continuation is scored, and in rows of a corpus."""
     theirs, folder, imported = pair("mistral")
     v, tokenizer = imported.tokenizer.vocabulary, transformers.AutoTokenizer.from_pretrained(folder)
@@ -304,6 +307,15 @@ def test_a_text_begins_as_the_tokenizer_says(pair):
         assert found.ids == wanted[asked.input_ids.shape[1] :].tolist()
     (score,) = loaded.score([(context, rest)])
     np.testing.assert_allclose(score.log_probs, log_probs[asked.input_ids.shape[1] - 1 :], atol=TOLERANCE)
+    task = TextToText(model=imported.objective.model, max_target=8).bind(v, LENGTH)
+    (row,) = task.encode([Record("", "", {"source": context, "targets": [rest]}, ())], imported.tokenizer, LENGTH)
+    assert row.arrays["input_ids"][: asked.input_ids.shape[1]].tolist() == asked.input_ids[0].tolist()
+    row_format = imported.objective.bind(v, LENGTH).row_format(LENGTH)
+    (tmp_path / "x.txt").write_text("\n\n".join([context] * 200))
+    data = TextData(source=str(tmp_path / "x.txt"), cache_dir=str(tmp_path), held_out=0.0)
+    tokens = data.open(imported.tokenizer, list).batches("train", 1, row_format, 0).batch(0).tokens[0]
+    document = [*asked.input_ids[0].tolist(), v.eos]
+    assert " ".join(map(str, document)) in " ".join(map(str, tokens))
 
 
 def test_special_tokens_without_a_row_are_left_out(pair, tmp_path, capsys):
