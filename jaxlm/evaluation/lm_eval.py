@@ -68,7 +68,10 @@ class JaxLM(LM):
         return [each.total for each in self.loaded.score(texts, max_length(self.loaded.objective))]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Return continuations up to the texts in `until`, for requests of (context, options)."""
+        """Return continuations up to the texts in `until`, for requests of (context, options).
+
+        As of scores, a context begins with what the tokenizer puts before a text: lm_eval's hf with add_bos_token.
+        """
         tokenizer = self.loaded.tokenizer
         groups: dict[str, list[int]] = defaultdict(list)
         for number, request in enumerate(requests):

@@ -232,9 +232,9 @@ class Model:
         mask = jnp.ones_like(inputs.ids) if inputs.mask is None else inputs.mask
         if self.summary_token == "mean":
             return mean_of_tokens(self.hidden_states(params, inputs, key=key), mask)
-        places = jnp.arange(mask.shape[1]) * ((mask > 0) & (inputs.ids != pad))
-        at = jnp.zeros_like(mask[:, 0]) if self.summary_token == "first" else jnp.max(places, axis=1)
-        return self.hidden_states(params, inputs, key=key, at=at[:, None])[:, 0]
+        at = last_place(mask * (inputs.ids != pad))
+        at = jnp.zeros_like(at) if self.summary_token == "first" else at
+        return self.hidden_states(params, inputs, key=key, at=at)[:, 0]
 
     def forward_flops(self, length: int, predicted: int = 0) -> float:
         """Return the FLOPs of one sequence's forward pass, with `predicted` positions in the output layer.
@@ -404,4 +404,9 @@ def last_token(
     hidden: Float[Array, "batch length width"], mask: Int[Array, "batch length"]
 ) -> Float[Array, "batch width"]:
     """Return the hidden state of the last token of each row."""
-    return at_positions(hidden, jnp.maximum(jnp.sum(mask, axis=-1, keepdims=True) - 1, 0))[:, 0]
+    return at_positions(hidden, last_place(mask))[:, 0]
+
+
+def last_place(mask: Int[Array, "batch length"]) -> Int[Array, "batch 1"]:
+    """Return the place of the last token of each row; 0 for a row without tokens."""
+    return jnp.max(jnp.arange(mask.shape[1]) * (mask > 0), axis=1, keepdims=True)
