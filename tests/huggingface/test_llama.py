@@ -34,6 +34,7 @@ from jaxlm.inference.generate import generate
 from jaxlm.inference.score import Pair as ScoredPair
 from jaxlm.inference.score import score
 from jaxlm.models.llama import EuroBert
+from jaxlm.objectives.base import with_options
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
@@ -339,6 +340,7 @@ def test_special_tokens_without_a_row_are_left_out(pair, tmp_path, capsys):
 def test_pooling_of_the_classifier(pooling, pair, tmp_path):
     _, _, imported = pair("eurobert")
     model = dataclasses.replace(imported.objective.model, classifier_pooling=pooling)
+    assert with_options(model, EuroBert()) == model, "a preset does not replace it"
     task = Classification(model=model, labels=("a", "b", "c")).bind(imported.tokenizer.vocabulary, LENGTH)
     params, (ids, mask) = random_params(task), rows()
     out = export_folder(tmp_path / "out", task, params, imported.tokenizer, ModelCard())
