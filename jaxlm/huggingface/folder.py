@@ -112,6 +112,23 @@ def _remarks(objective: Objective, left_out: str) -> dict[str, str]:
     return {"Left out, without a counterpart there": left_out, "Masked tokens": place}
 
 
+def _read_tokenizer(folder: Path, objective: Objective, in_lower_case: bool) -> Tokenizer:
+    """Return the tokenizer of a folder, with the special tokens around a text that the model takes from it."""
+    tokenizer, model = Tokenizer.load(folder), objective.model.text_model
+    if in_lower_case:
+        tokenizer = _in_lower_case(tokenizer)
+    around = templates(folder) if model.template.is_default or model.is_causal else None
+    if around and (model.template.is_default or "#" in "".join(around)):
+        tokenizer = tokenizer.with_settings(single=around[0], pair=around[1])
+    smaller = tokenizer.without_spare(objective.model.vocab_size)
+    if spare := sorted(tokenizer.vocabulary.symbols.keys() - smaller.vocabulary.symbols.keys()):
+        # Gemma 3's text models share their tokenizer with those that read images.
+        log(f"{folder}: the model has no rows for the special tokens {listed(spare)}; they are left out.")
+        tokenizer = smaller
+    _check_tokenizer(folder, objective, tokenizer.vocabulary)
+    return tokenizer
+
+
 def _in_lower_case(tokenizer: Tokenizer) -> Tokenizer:
     """Return the tokenizer with texts in lower case, as sentence-transformers' `do_lower_case` has them."""
     content = tokenizer.to_json()
@@ -165,19 +182,7 @@ def import_folder(hf_dir: str | os.PathLike[str], *, seed: int = 0) -> Pretraine
             if not str(error).startswith("objective."):
                 raise
             raise UserError(f"{folder / 'config.json'} has a model that jaxlm does not support: {error}") from error
-    tokenizer = Tokenizer.load(folder)
-    if module.get("do_lower_case"):
-        tokenizer = _in_lower_case(tokenizer)
-    is_own = objective.model.text_model.template.is_default
-    around = templates(folder) if is_own or objective.model.text_model.is_causal else None
-    if around and (is_own or "#" in "".join(around)):
-        tokenizer = tokenizer.with_settings(single=around[0], pair=around[1])
-    smaller = tokenizer.without_spare(objective.model.vocab_size)
-    if spare := sorted(tokenizer.vocabulary.symbols.keys() - smaller.vocabulary.symbols.keys()):
-        # Gemma 3's text models share their tokenizer with those that read images.
-        log(f"{folder}: the model has no rows for the special tokens {listed(spare)}; they are left out.")
-        tokenizer = smaller
-    _check_tokenizer(folder, objective, tokenizer.vocabulary)
+    tokenizer = _read_tokenizer(folder, objective, bool(module.get("do_lower_case")))
     objective = objective.bind_unchecked(tokenizer.vocabulary)
     _check_template(folder, objective, tokenizer)
     template = _template(objective)

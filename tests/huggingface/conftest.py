@@ -1,4 +1,4 @@
-"""Fixtures: a small WordPiece tokenizer, and the models of test_llama.py and test_llama_keys.py."""
+"""Fixtures: a small WordPiece tokenizer, and the models of test_llama*.py."""
 
 from __future__ import annotations
 

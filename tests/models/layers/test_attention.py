@@ -111,8 +111,7 @@ def test_a_line_says_which_kernel_and_why_not(monkeypatch):
             choice(monkeypatch, platform, implementation, queries=4096, keys=4096, drops=True)
     monkeypatch.setattr(kernel_choice, "target_options", lambda: compiler.GPU_OPTIONS)
     assert choice(monkeypatch, "gpu") == "cudnn"
-    options = compiler.GPU_OPTIONS | compiler.DETERMINISTIC_GPU_OPTIONS
-    monkeypatch.setattr(kernel_choice, "target_options", lambda: options)
+    monkeypatch.setattr(kernel_choice, "target_options", lambda: compiler.DETERMINISTIC_GPU_OPTIONS)
     with kernel_choice.recorded_choices() as kernels:
         assert choice(monkeypatch, "gpu") == "xla"
     assert kernels().endswith("by cuDNN under --train.deterministic)")
