@@ -12,6 +12,7 @@ from the paper and from this preset:
 - It masks one token in each window of 6 until 15 % are masked, so never the end of a full row. Here masks are uniform.
 - It updates the generator before the discriminator reads its samples, and clips each network's gradient by itself. Here
   one step updates both, and their joint norm is clipped.
+- Its weights begin from a normal distribution that is not cut; here it is cut at two standard deviations, as BERT's.
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

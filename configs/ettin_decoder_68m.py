@@ -26,7 +26,7 @@ PHASES = (
 )
 
 experiment = Experiment(
-    objective=CausalLM(model=ModernBertDecoder.published("68m", dtype="bfloat16")),
+    objective=CausalLM(model=ModernBertDecoder.published("68m", dtype="bfloat16", dropout=0.1)),
     data=TextData(length=7936, tokenizer_kind="byte-bpe", vocab_size=50368),
     optimizer=OptimizerConfig(
         name="stable-adamw", learning_rate=3e-3, warmup_steps=636, schedule="constant", b2=0.98, weight_decay=0.1,

@@ -10,8 +10,7 @@ Masks are 30 %, in the last phase and in evaluation 15 %. The published training
 7,999 tokens, for which neither TPUs nor GPUs have an attention kernel; 7,936 is 62 times 128. StableAdamW clips
 the updates of query, key and value together, and those of the two halves of the gated feed-forward; weight decay at the
 peak is the same. The batch grows to 4,608 rows over the first 125 billion tokens, and the warm-up has its number of
-tokens here. Rows are not packed. [CLS] and [SEP] may be masked, and random tokens may be special. There is no dropout
-here, as in the released configurations.
+tokens here. Rows are not packed. [CLS] and [SEP] may be masked, and random tokens may be special.
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, PhaseConfig, TrainConfig
@@ -33,7 +32,7 @@ PHASES = (
 )
 
 experiment = Experiment(
-    objective=MaskedLM(model=ModernBert.published("ettin-17m", dtype="bfloat16"), input_format="packed"),
+    objective=MaskedLM(model=ModernBert.published("ettin-17m", dtype="bfloat16", dropout=0.1), input_format="packed"),
     data=TextData(length=7936, tokenizer_kind="byte-bpe", vocab_size=50368),
     optimizer=OptimizerConfig(
         name="stable-adamw", learning_rate=3e-3, warmup_steps=848, schedule="constant", b2=0.98, weight_decay=0.1,

@@ -27,7 +27,7 @@ PHASES = (
 )
 
 experiment = Experiment(
-    objective=MaskedLM(model=ModernBert.published("ettin-32m", dtype="bfloat16"), input_format="packed"),
+    objective=MaskedLM(model=ModernBert.published("ettin-32m", dtype="bfloat16", dropout=0.1), input_format="packed"),
     data=TextData(length=7936, tokenizer_kind="byte-bpe", vocab_size=50368),
     optimizer=OptimizerConfig(
         name="stable-adamw", learning_rate=3e-3, warmup_steps=848, schedule="constant", b2=0.98, weight_decay=0.1,

@@ -28,7 +28,7 @@ PHASES = (
 )
 
 experiment = Experiment(
-    objective=MaskedLM(model=ModernBert.published("ettin-400m", dtype="bfloat16"), input_format="packed"),
+    objective=MaskedLM(model=ModernBert.published("ettin-400m", dtype="bfloat16", dropout=0.1), input_format="packed"),
     data=TextData(length=7936, tokenizer_kind="byte-bpe", vocab_size=50368),
     optimizer=OptimizerConfig(
         name="stable-adamw", learning_rate=5e-4, warmup_steps=424, schedule="constant", b2=0.98, weight_decay=0.02,

@@ -6,7 +6,8 @@ Faster:      on a GPU, --objective.model.attention-dropout 0 selects cuDNN's att
 Parameters:  124,697,433 with the published vocabulary of 50,265, whose padding symbol has id 1; 124,696,665 with id 0
 Result:      published, MNLI dev after fine-tuning, one model: 87.6 (fairseq, examples/roberta; 160 GB of text)
 
-Biases and norms have no weight decay; in fairseq they have it too.
+Biases and norms have no weight decay; in fairseq they have it too. Weights begin as BERT's, from a normal distribution
+cut at two standard deviations; fairseq's is not cut.
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

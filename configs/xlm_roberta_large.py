@@ -6,8 +6,9 @@ Faster:      on a GPU, --objective.model.attention-dropout 0 selects cuDNN's att
 Parameters:  560,142,482 with the published vocabulary of 250,002, whose padding symbol has id 1; 560,141,458 with id 0
 
 The paper gives no learning rate; this is RoBERTa's. The paper samples each language in proportion to its share of the
-text to the power of 0.3. Here all text is sampled alike, so repeat the files of rare languages in the source. Biases
-and norms have no weight decay; in fairseq they have it too.
+text to the power of 0.3: give a source for each language, with commas between, and --data.temperature 3.3. Biases and
+norms have no weight decay; in fairseq they have it too. Weights begin as BERT's, from a normal distribution cut at two
+standard deviations; fairseq's is not cut.
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

@@ -55,7 +55,10 @@ def download(name: str, files: Sequence[str]) -> Path:
         raise UserError(f"{name} is no name of the hub; write {PREFIX}ORG/NAME or {PREFIX}ORG/NAME@REVISION.")
     repository, revision, commit = parts.groups()
     try:
-        folder = Path(snapshot_download(repository, revision=commit or revision, allow_patterns=[*files]))
+        folder = Path(snapshot_download(
+            repository, revision=commit or revision, allow_patterns=[*files],
+            ignore_patterns=["consolidated*"],  # Mistral's second copy of the weights
+        ))
     except RepositoryNotFoundError as error:
         raise UserError(
             f"the hub has no repository {repository} that you can read; check its name, and log in if it is private or "

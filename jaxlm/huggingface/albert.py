@@ -47,7 +47,9 @@ def table(sentence_order: bool) -> Table:
             "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",
             "predictions.decoder.bias": "predictions.bias",
         },
-        ignored=("albert.embeddings.position_ids", "albert.embeddings.token_type_ids"),
+        # Older files of classes without a pooler have one.
+        ignored=("albert.embeddings.position_ids", "albert.embeddings.token_type_ids",
+                 *(() if sentence_order else ("albert.pooler.weight", "albert.pooler.bias"))),
         optional=("mlm_head", "pooler", "sop_head"),
         # Next-sentence prediction has no counterpart in the classes.
         private=() if sentence_order else ("pooler", "nsp_head"),

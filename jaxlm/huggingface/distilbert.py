@@ -63,8 +63,10 @@ def models(objective: MaskedLM) -> tuple[TransformersModel]:
 
 
 def read_objective(source: Source) -> MaskedLM:
-    """Read masked language modelling with a DistilBERT; the folder does not know its teacher."""
-    source.require(sinusoidal_pos_embds=False)
+    """Read masked language modelling with a DistilBERT; the folder does not know its teacher.
+
+    Its `sinusoidal_pos_embds` says how the stored positions began.
+    """
     return MaskedLM(model=Distilbert(**source.read(FIELDS)), input_format="document")
 
 

@@ -255,10 +255,10 @@ def _check_tokenizer(folder: Path, objective: Objective, vocabulary: Vocabulary)
 def _check_template(folder: Path, objective: Objective, tokenizer: Tokenizer) -> None:
     """Raise UserError if the folder's tokenizer puts other special tokens around a text than the family does.
 
-    Decoders follow their tokenizer; the class of another tokenizer has rules of its own.
+    Decoders follow their tokenizer; the class of another encoder's tokenizer has rules of its own.
     """
     v, model = tokenizer.vocabulary, objective.model.text_model
-    found = templates(folder) if read_class(folder) in GENERIC else None
+    found = templates(folder) if getattr(model, "has_encoder", False) or read_class(folder) in GENERIC else None
     if found is None or model.is_causal or model.template.is_default:
         return
     around, ours = ([name if name == "$A" else tokenizer.pieces([symbol_id(v, name)])[0] for name, _ in parts(text)]

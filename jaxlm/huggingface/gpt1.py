@@ -10,18 +10,23 @@ from jaxlm.models.gpt1 import Gpt1
 from jaxlm.objectives.causal_lm import CausalLM
 
 FIELDS: Fields = gpt2.FIELDS | {"vocab_size": ("vocab_size", 40478), "max_positions": ("n_positions", 512)}
-TABLE = Table(
-    entries=(
-        *embedding("embeddings/word", "transformer.tokens_embed"),
-        *embedding("embeddings/position", "transformer.positions_embed"),
-        *gpt2.layers("transformer.h.{layer}"),
-    ),
-    prefix="transformer.",
-    ties={"lm_head.weight": "transformer.tokens_embed.weight"},
-    ignored=("transformer.position_ids",),
-)
 # "gelu" is the tanh approximation in their class.
 ACTIVATIONS = {"gelu": "gelu_new", "gelu_new": "gelu_new", "relu": "relu"}
+
+
+def table(num_layers: int) -> Table:
+    """Return the table of OpenAIGPTLMHeadModel."""
+    return Table(
+        entries=(
+            *embedding("embeddings/word", "transformer.tokens_embed"),
+            *embedding("embeddings/position", "transformer.positions_embed"),
+            *gpt2.layers("transformer.h.{layer}"),
+        ),
+        prefix="transformer.",
+        ties={"lm_head.weight": "transformer.tokens_embed.weight"},
+        # Causal masks, stored as buffers in older files, the published one too.
+        ignored=("transformer.position_ids", *(f"transformer.h.{i}.attn.bias" for i in range(num_layers))),
+    )
 
 
 def models(objective: CausalLM) -> tuple[TransformersModel]:
@@ -33,7 +38,7 @@ def models(objective: CausalLM) -> tuple[TransformersModel]:
             "the tanh approximation of gelu; other models cannot be exported."
         )
     config = {"model_type": "openai-gpt", "afn": "relu" if m.activation == "relu" else "gelu"}
-    return (gpt2.decoder(objective, "OpenAIGPTLMHeadModel", TABLE, config),)
+    return (gpt2.decoder(objective, "OpenAIGPTLMHeadModel", table(m.num_layers), config),)
 
 
 def read_objective(source: Source) -> CausalLM:

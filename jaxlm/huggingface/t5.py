@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from jaxlm.errors import UserError
 from jaxlm.huggingface.family import Family, Fields, Source, TransformersModel, to_config, token_id
 from jaxlm.huggingface.table import Entry, Table, dense, embedding, norm
 from jaxlm.models.t5 import T5
@@ -96,11 +97,13 @@ def models(objective: EncoderDecoderLM) -> tuple[TransformersModel]:
 def read_objective(source: Source) -> SpanCorruption:
     """Read span corruption with a T5."""
     source.require(feed_forward_proj=ACTIVATIONS)
+    if not any("decoder." in name for name in source.names):
+        raise UserError(f"{source.folder} has the encoder of a T5 alone, and jaxlm reads only a whole T5.")
     config, fields = source.config, source.read(FIELDS)
     # Transformers 5 saves this flag under its own name, and "tie_word_embeddings": true for any head.
     is_scaled = bool(config.get("scale_decoder_outputs", config.get("tie_word_embeddings") is not False))
     architecture = next(iter(config.get("architectures") or [""]))
-    is_headless = architecture.removeprefix("M") in ("T5Model", "T5EncoderModel")
+    is_headless = architecture.removeprefix("M") == "T5Model"
     decoder_layers = source.value("num_decoder_layers", fields["num_layers"])
     padding = source.value("pad_token_id", 0)
     start = source.value("decoder_start_token_id", padding)

@@ -189,6 +189,9 @@ def _read_task(base: Family, kind: type[Task], head: Head, source: Source) -> Ta
         unnamed = "regression" if len(names) == 1 else "single_label_classification"
         targets = {theirs: target for target, theirs in PROBLEM_TYPES.items()}
         fields["target"] = targets[source.config.get("problem_type") or unnamed]
+        if fields["target"] == "number" and len(names) > 1:
+            raise UserError(f"{source.folder / 'config.json'}: problem_type regression has {len(names)} labels, and "
+                            "jaxlm learns one number; choose a model with one label.")
     if kind in (Classification, Tagging) and fields.get("target") != "number":
         fields["labels"] = tuple(str(names[number]) for number in sorted(names, key=int))
     stored = source.config.get(SETTINGS_KEY) or {}

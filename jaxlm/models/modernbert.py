@@ -63,6 +63,8 @@ class ModernBert(Encoder):
     dropout: float = field(0.0, recipe=True, range="[0, 1)")
     """Dropout rate of the attention output, the only one in the published training, at 0.1. The released configurations
     have 0."""
+    mlp_dropout: float = field(0.0, recipe=True, range="[0, 1)")
+    """Dropout rate of the feed-forward output."""
     attention_dropout: float = field(0.0, recipe=True, range="[0, 1)")
     """Dropout rate of attention probabilities. Above 0, only the TPU's kernel for short rows in bfloat16 is fused."""
     norm_eps: float = field(1e-5, range="(0, inf)")
@@ -117,7 +119,7 @@ class ModernBert(Encoder):
     def stack(self) -> StackConfig:
         return StackConfig.of(
             self, activation=GATED[self.activation], norm_placement="pre", final_norm=True, has_first_norm=False,
-            use_bias=False, mlp_dropout=0.0, band=self.band, band_period=self.global_period,
+            use_bias=False, band=self.band, band_period=self.global_period,
             rope=Rope(self.global_theta), band_rope=Rope(self.local_theta),
             residual_init_scale=1.0 / math.sqrt(2 * self.num_layers),
         )

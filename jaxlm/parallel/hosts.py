@@ -259,13 +259,17 @@ def _refuse_differences(records: list[dict[str, Any]]) -> None:
     """Raise UserError for the first three names whose value differs between processes; "host" may."""
     differing = []
     for name in dict.fromkeys(name for record in records for name in record if name != "host"):
-        values = [str(record.get(name, "missing"))[:80] for record in records]
+        values = [str(record.get(name, "missing")) for record in records]
         usual = max(values, key=values.count)
         odd = [number for number, value in enumerate(values) if value != usual]
         if odd:
+            other = values[odd[0]]
+            differs = (i for i, (a, b) in enumerate(zip(usual, other, strict=False)) if a != b)
+            start = max(0, next(differs, min(len(usual), len(other))) - 40)
+            other, usual = other[start:][:80], usual[start:][:80]
             host, more = records[odd[0]]["host"], f" and {len(odd) - 1} more" * (len(odd) > 1)
             place = f"process {odd[0]}" + f" on {host}" * bool(host) + more
-            differing.append(f"{name}: {values[odd[0]]} in {place}, {usual} in the other{'s' * (len(records) > 2)}")
+            differing.append(f"{name}: {other} in {place}, {usual} in the other{'s' * (len(records) > 2)}")
     if differing:
         raise UserError(
             f"the {len(records)} processes of this run differ ({'; '.join(differing[:3])}); start all with the same "

@@ -16,7 +16,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, use_abstract_mesh
 
 from jaxlm.parallel.mesh import BATCH_AXES
-from jaxlm.parallel.rules import batch_sharding, shardings
+from jaxlm.parallel.rules import batch_sharding, place, shardings
 from jaxlm.types import Params
 
 
@@ -34,7 +34,7 @@ def num_row_shards(params: Params) -> int:
 
 def shard_params(params: Params, mesh: Mesh | None) -> Params:
     """Return parameters as each device's shards; without a mesh, on the default device."""
-    return jax.device_put(params, shardings(params, mesh) if mesh else None)
+    return place(params, shardings(params, mesh)) if mesh else jax.device_put(params)
 
 
 def constraints(params: Params) -> contextlib.AbstractContextManager[Any]:

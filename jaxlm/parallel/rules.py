@@ -11,6 +11,7 @@ import re
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxlm.parallel.mesh import BATCH_AXES
@@ -78,6 +79,19 @@ def shardings(tree: Any, mesh: Mesh) -> Any:
         return NamedSharding(mesh, partition_spec(path_string(path), tuple(leaf.shape), sizes))
 
     return jax.tree_util.tree_map_with_path(sharding, tree)
+
+
+def place(tree: Any, placement: Any) -> Any:
+    """Return arrays under their shardings; of one of the host, which all processes have, each device gets its shard.
+
+    `jax.device_put` would send the whole of it to every device, to compare it between the processes.
+    """
+    def put(leaf: Any, sharding: NamedSharding) -> Any:
+        if isinstance(leaf, np.ndarray):
+            return jax.make_array_from_callback(leaf.shape, sharding, lambda index: leaf[index])
+        return leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.device_put(leaf, sharding)
+
+    return jax.tree.map(put, tree, placement)
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:

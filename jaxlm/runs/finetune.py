@@ -8,6 +8,7 @@ import os
 import jax
 
 from jaxlm.config.experiment import Resolved
+from jaxlm.parallel.hosts import main_first
 from jaxlm.runs.folder import write_metadata
 from jaxlm.runs.load import load_run
 from jaxlm.runs.pretrain import pretrain
@@ -28,6 +29,7 @@ def finetune(resolved: Resolved, run_dir: str | os.PathLike[str], report: Report
     if not figures:
         return None
     t = session.kept.train
+    main_first(lambda: None, "close the metrics", everywhere=False)  # all choose the best step by them
     best = load_run(session.run.path, {}) if t.uses_best else None
     params, step = (best.params, best.step) if best else (state.eval_params, int(state.step))
     # The attention kernel was chosen for training.

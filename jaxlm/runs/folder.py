@@ -24,7 +24,7 @@ from jaxlm.config.json import to_json
 from jaxlm.config.presets import age, load_config
 from jaxlm.errors import UserError
 from jaxlm.parallel.checksums import digest
-from jaxlm.parallel.hosts import log
+from jaxlm.parallel.hosts import SHARED_SECONDS, from_main, log
 from jaxlm.paths import absolute, any_path, cause, in_bucket, refuse_links, without_empty_folders, write_whole
 from jaxlm.runs.lease import Lease
 from jaxlm.tokenizers.tokenizer import Tokenizer
@@ -182,8 +182,8 @@ def lock(folder: epath.Path) -> TextIO:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not os.path.samestat(os.fstat(handle.fileno()), os.stat(folder / ".lock")):
-            raise OSError("the process that held the lock has just removed the file")
-    except OSError:
+            raise BlockingIOError("the process that held the lock has just removed the file")
+    except BlockingIOError:
         handle.seek(0)
         owner = handle.read().strip()
         handle.close()
@@ -191,27 +191,35 @@ def lock(folder: epath.Path) -> TextIO:
             f"{folder} is in use by another process{f' ({owner})' if owner else ''}; wait for it or choose another "
             "--run-dir."
         ) from None
+    except OSError as error:
+        log(f"{folder} has no locks ({error.strerror}), so that nothing keeps a second process out of it.")
     with contextlib.suppress(OSError):  # the number is only a hint; the disk may be full
         handle.truncate(0)
         handle.write(f"process {os.getpid()} on {socket.gethostname()}")
         handle.flush()
+        os.fsync(handle.fileno())  # else a network filesystem may show it only when the file is closed
     return handle
 
 
 def owner(folder: epath.Path) -> str:
     """Return the owner of the folder's lock. The processes of a run compare it to check that they share the folder."""
-    path = folder / ".lock"
     try:
-        for _ in range(30):  # a network filesystem may show a new file only seconds later
-            if path.exists():
-                break
-            time.sleep(1)
-        text = path.read_text()
+        text = (folder / ".lock").read_text()
         if in_bucket(folder):
             return str(json.loads(text)["owner"])
         return text if os.access(folder, os.W_OK) else "unknown, since it cannot be written"
     except Exception as error:  # raised on one process alone, it would leave the others waiting
         return f"unknown ({cause(error)})"
+
+
+def shared_owner(folder: epath.Path) -> str:
+    """Return `owner`, once it is process 0's: a network filesystem may show what that has written seconds later."""
+    theirs = from_main(owner(folder))
+    for _ in range(SHARED_SECONDS):
+        if owner(folder) == theirs:
+            break
+        time.sleep(1)
+    return owner(folder)
 
 
 def write_metadata(folder: epath.Path, metadata: dict[str, Any]) -> None:

@@ -24,7 +24,7 @@ from jaxlm.parallel.hosts import main_first, require_same, require_shared
 from jaxlm.parallel.mesh import check_batch, make_mesh
 from jaxlm.paths import run_path
 from jaxlm.runs import resume
-from jaxlm.runs.folder import RunFolder, hold, owner, split_steps
+from jaxlm.runs.folder import RunFolder, hold, shared_owner, split_steps
 from jaxlm.runs.load import constant_arrays, load_model
 from jaxlm.runs.session import Session, require_model, set_up
 from jaxlm.training.checkpoints import Checkpoints
@@ -103,7 +103,7 @@ def _open_folder(
     source = resolved.pretrained.path if resolved.pretrained else ""
     require_same(_settings(resolved.experiment) | {"init_from": source * source.startswith(hub.PREFIX)})
     main_first(lock, "lock the run folder", everywhere=False)
-    require_same({"owner of the run folder": owner(folder)})
+    require_same({"owner of the run folder": shared_owner(folder)})
     if cache := resolved.experiment.data.shared_cache:
         require_shared(cache, "--data.cache-dir")
     return main_first(read, "check the run folder")
@@ -127,7 +127,8 @@ def _train(session: Session, mesh: Mesh, report: Report, stack: contextlib.ExitS
     # It makes the last checks, then writes the run's files.
     main_first(lambda: resume.write_run(session, metadata), "write the configuration", everywhere=False)
 
-    checkpoints = Checkpoints(run.path / "checkpoints", t.keep_checkpoints, criterion=t.criterion)
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(program.shapes))
+    checkpoints = Checkpoints(run.path / "checkpoints", t.keep_checkpoints, criterion=t.criterion, size=size)
     stack.callback(checkpoints.close)
     with clock.during("restore" if checkpoints.steps() else "startup"):
         state, totals = restore_or_init_state(program, checkpoints, metadata, session.pretrained, report)

@@ -20,6 +20,7 @@ from jaxlm.tasks.base import Answer, Task
 from jaxlm.tasks.metrics import CUTOFF
 from jaxlm.tasks.multiple_choice import MultipleChoice
 from jaxlm.tokenizers.tokenizer import Tokenizer
+from jaxlm.types import Params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +47,12 @@ class Rerank(MultipleChoice):
         theirs = source.objective
         prompt = self.query_prompt or (theirs.query_prompt if isinstance(theirs, Rerank) else "")
         return dataclasses.replace(super().with_pretrained_model(source), query_prompt=prompt)
+
+    def select_params(self, source: PretrainedModel) -> Params:
+        params, theirs = super().select_params(source), source.objective
+        if getattr(theirs, "target", "") == "number":  # a published reranker, whose files do not say what its number is
+            params |= {"classifier": source.params["classifier"]}
+        return params
 
     def with_labels_of(self, source: LabelledSource, data: LabelledData) -> Self:
         if not any(len(self.texts(record)) > 1 for record in source.records["train"]):

@@ -71,6 +71,8 @@ _REBUILT = {
 _SUPPORTED = {"word_tokenizer_type": "basic", "subword_tokenizer_type": "wordpiece", "do_basic_tokenize": True,
               "split_by_punct": False, "enable_sampling": False, "reverse": False, "add_bos": False, "add_eos": False}
 """Setting of tokenizer_config.json or its sp_model_kwargs → the only value that jaxlm supports."""
+_CODE = ("PhobertTokenizer", "BertweetTokenizer", "BertJapaneseTokenizer")
+"""Classes of Transformers that read no `tokenizer.json`."""
 _TOKEN = (str, {"content": str})
 _FORM = {"model_max_length?": (int, float)} | {f"{role}_token?": _TOKEN for role in ROLES} | {
     "chat_template?": (str, list), "padding_side?": str, "truncation_side?": str,
@@ -111,7 +113,7 @@ def read_folder(folder: epath.Path, file_format: str, file: str = "", pieces: Co
     if model_type in _CLASSES and file_format in (_CLASSES[model_type].format, JSON_FILE):
         implied = model_type
     # A tokenizer.json says everything, except what code in its folder does.
-    is_whole = file_format == JSON_FILE and "AutoTokenizer" not in settings.get("auto_map", ())
+    is_whole = file_format == JSON_FILE and "AutoTokenizer" not in settings.get("auto_map", ()) and named not in _CODE
     fallback = TokenizerClass() if is_whole or not named else None
     kind = _CLASSES.get(named.removesuffix("Fast").removesuffix("Tokenizer").lower() or implied, fallback)
     if kind is None or (kind.format not in ("", file_format) and file_format != JSON_FILE):

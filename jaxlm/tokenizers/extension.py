@@ -12,6 +12,7 @@ cut out of the inside of longer words:
 from __future__ import annotations
 
 import collections
+import heapq
 import itertools
 import json
 import re
@@ -155,18 +156,26 @@ def _add_bpe(model: dict[str, Any], size: int, words: Mapping[str, tuple[Sequenc
         for pair in itertools.pairwise(pieces):
             places[pair].add(word)
     new: dict[str, Pieces] = {}
-    while places:  # as in the training of a BPE, but every word counts once, which saves pieces
-        pair = max(places, key=lambda pair: (len(places[pair]), pair))
+    frequent = [(-len(holders), pair) for pair, holders in places.items()]
+    heapq.heapify(frequent)
+    while frequent:  # as in the training of a BPE, but every word counts once, which saves pieces
+        count, pair = heapq.heappop(frequent)
+        if not count or count != -len(places[pair]):  # its number has changed since
+            continue
         ranks[pair], piece = len(ranks), "".join(pair)
         old_pieces[piece] = old_pieces[pair[0]] + old_pieces[pair[1]]
         if piece not in model["vocab"]:
             model["vocab"][piece], new[piece] = size + len(new), old_pieces[piece]
+        changed = set()
         for word in list(places[pair]):
+            changed.update(itertools.pairwise(parts[word]))
             for other in itertools.pairwise(parts[word]):
                 places[other].discard(word)
             for other in itertools.pairwise(_merge(parts[word], ranks)):
                 places[other].add(word)
-        places = collections.defaultdict(set, {pair: holders for pair, holders in places.items() if holders})
+            changed.update(itertools.pairwise(parts[word]))
+        for other in changed:
+            heapq.heappush(frequent, (-len(places[other]), other))
     model["merges"] = [list(pair) for pair in ranks]
     return new
 

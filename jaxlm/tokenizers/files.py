@@ -197,8 +197,25 @@ def _define(content: dict[str, Any], candidates: Iterable[str], folder: classes.
         token = added.get(piece) or added_token(ids.setdefault(piece, len(ids)), piece)
         added[piece] = token | {"special": True}
     content["added_tokens"] = sorted(added.values(), key=lambda token: token["id"])
+    if isinstance(vocab, list):
+        _hide_special(content, {piece for piece, token in added.items() if token["special"]})
     separators = classes.num_separators(content.get("post_processor") or {}) or folder.kind.separators
     return dataclasses.replace(json_definition(content, symbols, path.name), separators=separators)
+
+
+def _hide_special(content: dict[str, Any], special: Collection[str]) -> None:
+    """Keep a unigram `tokenizer.json`, where special tokens have the best score, from finding their names in a text."""
+    score = {piece: value for piece, value in content["model"]["vocab"] if piece not in special}
+    low = min(score.values(), default=0.0)
+    content["model"]["vocab"] = [
+        [piece, score.get(piece, low + sum(score.get(char, 0.0) for char in piece))]
+        for piece, _ in content["model"]["vocab"]
+    ]
+    names = [piece for piece, _ in content["model"]["vocab"] if piece not in score and not score.keys() >= set(piece)]
+    cuts, step = sentencepiece_json.cut_names(names, score.keys()), content.get("pre_tokenizer") or {}
+    steps = step.get("pretokenizers") or [step] * bool(step)
+    if cuts and cuts[0] not in steps:  # an export has them
+        content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [*steps, *cuts]}
 
 
 def json_definition(tokenizer_json: dict[str, Any], symbols: Mapping[str, str], name: str) -> Definition:
@@ -230,8 +247,9 @@ def _read_wordpiece(path: epath.Path) -> Definition:
         raise UserError(f"{path} has {'pieces with ▁' if is_sentencepiece else 'no line ' + unknown}, so it is not a "
                         "WordPiece vocabulary (one piece a line).")
     words = [piece for piece in pieces if not piece.startswith(("[", "<"))]
-    # A script without case is no evidence of lower-casing.
-    is_uncased = all(piece == piece.lower() for piece in words) and any(piece != piece.upper() for piece in words)
+    # A script without case is no evidence of lower-casing, and a few capitals, such as added words, none against it.
+    cased = [piece for piece in words if piece.lower() != piece.upper()]
+    is_uncased = bool(cased) and sum(piece != piece.lower() for piece in cased) <= len(cased) / 100
     keeps_accents = is_uncased and "do_lower_case" not in folder.settings and _has_accents(vocab)
     model = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocab, unk_token=unknown, max_input_chars_per_word=100))
     model.normalizer = tokenizers.normalizers.BertNormalizer(True, True, False if keeps_accents else None, is_uncased)

@@ -232,13 +232,19 @@ def _splits(proto: Any, user: Sequence[str]) -> Steps:
     """
     known = {piece.piece for piece in proto.pieces if piece.type in (_NORMAL, _USER)}
     is_bpe = proto.trainer_spec.model_type == sp.TrainerSpec.BPE
-    start, end, cuts = (r"\A", r"\z", []) if is_bpe else ("", "", [])
-    for name in [piece.piece for piece in proto.pieces if piece.type not in (_NORMAL, _USER)]:
-        if user if is_bpe else not known.issuperset(name):
-            cut = next((k for k in range(1, len(name)) if (name[k - 1] in known) != (name[k] in known)), 1)
-            cuts.append(f"{start}{re.escape(name[:cut])}(?={re.escape(name[cut:])}{end})")
+    names = [piece.piece for piece in proto.pieces if piece.type not in (_NORMAL, _USER)]
+    names = [name for name in names if (user if is_bpe else not known.issuperset(name))]
     isolated = [_split("|".join(map(re.escape, user)), "Isolated")] if is_bpe and user else []
-    return isolated + ([_split("|".join(cuts), "MergedWithPrevious")] if cuts else [])
+    return isolated + cut_names(names, known, is_whole=is_bpe)
+
+
+def cut_names(names: Sequence[str], known: Collection[str], is_whole: bool = False) -> Steps:
+    """Return a pre-tokenizer, if there are names, that cuts them, or only those that are a whole word."""
+    start, end, cuts = (r"\A", r"\z", []) if is_whole else ("", "", [])
+    for name in names:
+        cut = next((k for k in range(1, len(name)) if (name[k - 1] in known) != (name[k] in known)), 1)
+        cuts.append(f"{start}{re.escape(name[:cut])}(?={re.escape(name[cut:])}{end})")
+    return [_split("|".join(cuts), "MergedWithPrevious")] if cuts else []
 
 
 def _split(regex: str, behavior: str) -> dict[str, Any]:

@@ -39,8 +39,8 @@ _between_sentences = re.compile(rf"(?:[{_FINAL}]{_CLOSING}(?=\s)|[。！？｡]+
 # Pieces that continue a word of an n-gram, as in ALBERT's create_pretraining_data.py.
 _continues_ngram = re.compile(r"""[A-Za-z]|[A-Za-z!"#$%&()*+,./:;?@[\\\]^_`{|}~-]{2,}""")
 # Scripts written without spaces, in which every piece counts as a word.
-_unspaced = re.compile(
-    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
+_unspaced = re.compile(  # also the bytes with which Kana, Han and the planes above begin
+    "<0x(?:E[3-9]|F0)>|[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
 )
 
 

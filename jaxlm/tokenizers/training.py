@@ -19,7 +19,7 @@ from jaxlm.errors import UserError
 from jaxlm.tokenizers import files, sentencepiece_json
 from jaxlm.tokenizers.files import byte_of_char
 from jaxlm.tokenizers.normalizer import NORMALIZERS, normalize
-from jaxlm.tokenizers.tokenizer import Tokenizer
+from jaxlm.tokenizers.tokenizer import Tokenizer, replace_surrogates
 from jaxlm.tokenizers.vocabulary import SENTINELS, SYMBOL_NAMES
 
 Kind = Literal["unigram", "bpe", "byte-bpe", "bytes", "words"]
@@ -69,6 +69,7 @@ def train_tokenizer(
     """
     if plain := [name for name in symbols if not re.fullmatch(r"\[[^\s\[\]]+\]|<[^\s<>]+>", name)]:
         raise UserError(f"the special token {plain[0]!r} has no brackets; write it like [R] or <r>.")
+    texts = map(replace_surrogates, texts)
     texts = texts if normalization == "identity" else map(normalize, texts)
     chunks = list(_chunks(texts, keep_lines=kind in ("byte-bpe", "bytes")))
     if not chunks:
@@ -205,7 +206,8 @@ def _replace_rare_characters(lines: list[str]) -> str:
     SentencePiece's own `character_coverage` would also drop characters of `required_chars`.
     """
     counts = collections.Counter(itertools.chain.from_iterable(lines))
-    total, covered = counts.total(), counts[" "]
+    total = sum(count for char, count in counts.items() if char == " " or char not in _NO_PIECE)
+    covered = counts[" "]
     alphabet = set(_ASCII)
     for char, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
         if covered >= CHARACTER_COVERAGE * total:

@@ -24,8 +24,9 @@ from jaxlm.types import Report
 
 LAYOUT = 3
 """Version of checkpoints and of the steps after them: since 2 equal layers are stacked, since 3 keys have a purpose."""
-SAVE_SECONDS = 600
-"""Seconds after which several processes give up a save: the others wait so long for one whose part has failed."""
+SAVE_SECONDS, SLOWEST = 600, 50_000_000
+"""Seconds after which a save is given up, or those that its bytes take at so many a second if that is longer. The
+processes of a run wait so long for one whose part has failed."""
 SPARE_BYTES = 1 << 20  # for the few dozen small files beside the arrays
 
 
@@ -53,17 +54,19 @@ class Checkpoints:
     logged yet, a checksum of every array, and a SHA-256 digest of all these.
     """
 
-    def __init__(self, folder: epath.Path, keep: int = 3, read_only: bool = False, criterion: str = "loss") -> None:
+    def __init__(
+        self, folder: epath.Path, keep: int = 3, read_only: bool = False, criterion: str = "loss", size: int = 0
+    ) -> None:
         """Open the folder, and create it unless `read_only`.
 
-        The `keep` newest checkpoints are kept, and the best one by the figure `criterion`.
+        The `keep` newest checkpoints, of some `size` bytes, are kept, and the best one by the figure `criterion`.
         """
         logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax logs a dozen lines per save
         self.folder, self._policy = absolute(epath.Path(folder)), _NewestAndBest(keep, criterion)
         options = ocp.CheckpointManagerOptions(
             preservation_policy=self._policy,
             enable_async_checkpointing=not read_only,
-            async_options=ocp.AsyncOptions(timeout_secs=SAVE_SECONDS),
+            async_options=ocp.AsyncOptions(timeout_secs=max(SAVE_SECONDS, size // SLOWEST)),
             read_only=read_only,
             create=not read_only,
         )
@@ -137,10 +140,13 @@ class Checkpoints:
             raise self._write_error(_first_line(error)) from error
 
     def _write_error(self, cause: str) -> UserError:
-        return UserError(
+        error = UserError(
             f"cannot write a checkpoint in {self.folder} ({cause}); free disk space or fix the cause, then run the "
             "same command to resume."
         )
+        if in_bucket(self.folder):
+            error.exit_code = 1  # most failures of a bucket pass: a launcher should start again
+        return error
 
     def restore(
         self, shapes: TrainState, shardings: TrainState, report: Report, step: int | None = None

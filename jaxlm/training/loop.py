@@ -73,7 +73,7 @@ def train(
     if t.uses_best and after_step not in history:
         _check_criterion(program.at(after_step + 1), state, feed, log)
     with (
-        _stop_signals() as stop, contextlib.closing(feed.after(after_step)) as batches,
+        _stop_signals(after_step) as stop, contextlib.closing(feed.after(after_step)) as batches,
         watchdog(log.clock, t.stall_seconds), profiled(t.profile_steps, folder, log.progress.note) as profile,
     ):
         for step in range(after_step + 1, t.steps + 1):
@@ -106,7 +106,8 @@ def train(
                 line = f"Stopped by a signal after step {step:,}; saved. Run the same command to go on."
                 _finish(checkpoints, log, [line])
                 raise Stopped(stop_signal)
-        _finish(checkpoints, log, _describe_best(history, t))
+        kept = {step: history[step] for step in checkpoints.steps() if step in history}
+        _finish(checkpoints, log, _describe_best(kept, t))
     return state, figures
 
 
@@ -136,7 +137,8 @@ def _evaluate(program: Program, state: TrainState, feed: Feed, log: StepLog, ste
 def _save(run: Run, state: TrainState, log: StepLog, step: int, history: dict[int, float]) -> None:
     with run.clock.during("save"):
         if run.writer:
-            run.writer.sync()
+            with contextlib.suppress(UserError):  # the next one copies all lines again
+                run.writer.sync()
         try:
             run.checkpoints.save(state, step, run.metadata | log.totals.state(), history)
         except FloatingPointError:
@@ -359,11 +361,12 @@ def _on_host(schedule: Callable[[int], Any], step: int) -> float:
 
 
 @contextlib.contextmanager
-def _stop_signals() -> Iterator[Callable[[int], int]]:
-    """Yield a function to call after every step: it returns the number of the signal to stop for, or 0 to continue.
+def _stop_signals(after_step: int) -> Iterator[Callable[[int], int]]:
+    """Yield a function to call after every step that follows `after_step`.
 
-    SIGTERM, SIGHUP and the first Ctrl-C stop the run; a second Ctrl-C interrupts at once. With several processes a
-    signal to any of them stops all after the same step.
+    It returns the number of the signal to stop for, or 0 to continue. SIGTERM, SIGHUP and the first Ctrl-C stop the
+    run; a second Ctrl-C interrupts at once. With several processes a signal to any of them stops all after the same
+    step.
     """
     several, received = jax.process_count() > 1, 0
 
@@ -380,10 +383,14 @@ def _stop_signals() -> Iterator[Callable[[int], int]]:
     def stop(step: int) -> int:
         if not several:
             return received
-        if not multihost_utils.reached_preemption_sync_point(step):
+        if not (multihost_utils.reached_preemption_sync_point(step) or is_early):
             return 0
         return int(multihost_utils.process_allgather(np.int32(received)).max()) or int(signal.SIGTERM)
 
+    # jax lets the processes meet once, at one more than the last step that it was told, so at 1 before the first.
+    is_early = several and multihost_utils.reached_preemption_sync_point(1)
+    if several:
+        multihost_utils.reached_preemption_sync_point(after_step)
     numbers = [signal.SIGINT] + [signal.SIGTERM] * (not several)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup sets it
         numbers.append(signal.SIGHUP)
@@ -396,3 +403,5 @@ def _stop_signals() -> Iterator[Callable[[int], int]]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler or signal.SIG_DFL)
+        if several:  # another run of this process begins at 1 again
+            multihost_utils.reached_preemption_sync_point(0)

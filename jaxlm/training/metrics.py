@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import tempfile
 import time
 from collections.abc import Mapping
@@ -99,8 +100,10 @@ class MetricsWriter:
                 self.sync()
 
     def sync(self) -> None:
-        """Copy the files into the bucket; nothing to do on a disk."""
+        """Copy the files into the bucket; on a disk, have the lines written to it."""
         if self._temporary is None:
+            with contextlib.suppress(OSError, ValueError):  # closing has written them
+                os.fsync(self.file.fileno())  # a network filesystem may keep them for long
             return
         start = time.monotonic()
         self.tracker.flush()

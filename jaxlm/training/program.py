@@ -25,7 +25,7 @@ from jaxlm.parallel.activations import constrain, tracing_for
 from jaxlm.parallel.checksums import checksum
 from jaxlm.parallel.compiler import compiler_options
 from jaxlm.parallel.mesh import check_batch
-from jaxlm.parallel.rules import batch_sharding, replicated, shardings
+from jaxlm.parallel.rules import batch_sharding, place, replicated, shardings
 from jaxlm.training.optimizers import make_optimizer, make_schedule, muon_labels
 from jaxlm.trees import get, matches_patterns, path_string, paths, subtrees
 from jaxlm.types import Params
@@ -165,10 +165,8 @@ class Program:
         self.average = optimizer.average
         rows_sharded = jax.tree.map(lambda _: batch_sharding(mesh), self.shapes.memory)
         self.shardings: TrainState = shardings(self.shapes, mesh)._replace(memory=rows_sharded)
-        self.constants = run.constants if run else jax.tree.map(
-            lambda leaf, sharding: leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.device_put(leaf, sharding),
-            objective.constants, shardings(objective.constants, mesh),
-        )
+        constants = objective.constants
+        self.constants = run.constants if run else place(constants, shardings(constants, mesh))
         self.compiler_options = compiler_options(mesh, train.deterministic)
         self.train_step, self.replay_step = make_train_step(self), make_train_step(self, replay=True)
         has_own = phase is None or phase.has_objective
@@ -210,7 +208,7 @@ class Program:
 
         They are copied, since a step reuses the memory of its state and a student may begin with its teacher's arrays.
         """
-        params = jax.device_put(params, self.shardings.params)
+        params = place(params, self.shardings.params)
         return jax.jit(self._new_state, out_shardings=self.shardings)(params)
 
     def initial_memory(self) -> Memory:

@@ -43,7 +43,7 @@ class TensorBoard(Tracker):
         """Open a file in the folder; TensorBoard then hides what earlier files have of later steps."""
         from tensorboardX import SummaryWriter
 
-        self._events = SummaryWriter(str(folder), purge_step=after_step + 1 if after_step else None)
+        self._events = SummaryWriter(str(folder), purge_step=after_step + 1)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():

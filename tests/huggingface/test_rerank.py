@@ -91,6 +91,8 @@ def test_losses_and_scores_are_those_of_sentence_transformers(model, architectur
     alone = load_trained(tmp_path / "saved")
     assert class_of(alone.objective) is Classification
     np.testing.assert_allclose(alone.score_pairs(PAIRS), scores, atol=1e-5)
+    kept = Rerank().with_pretrained_model(alone).select_params(alone)  # it goes on with the same output
+    assert np.array_equal(kept["classifier"]["kernel"], alone.params["classifier"]["kernel"])
 
     source = LabelledSource(bpe, {"held_out": records(tmp_path)}, False)
     (batch,) = source.batches("held_out", 4, task.row_format(LENGTH), 0).evaluation(4, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import jax
@@ -255,6 +256,22 @@ def test_unsupported_configurations_are_refused(spm, tmp_path):
     change_config(folder, feed_forward_proj="gated-silu")
     with pytest.raises(UserError, match="feed_forward_proj is 'gated-silu', which jaxlm does not support"):
         import_folder(folder)
+
+
+def test_an_encoder_alone_and_the_template_of_another_class_are_refused(spm, tmp_path):
+    model = torch_t5("1.0")
+    whole = save(model, spm, tmp_path / "hf")
+    encoder = transformers.T5EncoderModel(model.config)
+    encoder.save_pretrained(shutil.copytree(whole, tmp_path / "encoder"))
+    with pytest.raises(UserError, match="has the encoder of a T5 alone"):
+        import_folder(tmp_path / "encoder")
+    content = json.loads((whole / "tokenizer.json").read_text())  # as CodeT5's, which is RoBERTa's
+    content["post_processor"]["single"].insert(0, {"SpecialToken": {"id": "<pad>", "type_id": 0}})
+    content["post_processor"]["special_tokens"]["<pad>"] = {"id": "<pad>", "ids": [0], "tokens": ["<pad>"]}
+    (whole / "tokenizer.json").write_text(json.dumps(content))
+    change_config(whole, tokenizer_class="RobertaTokenizer")
+    with pytest.raises(UserError, match=r"reads a text as .* and jaxlm's T5 as \$A </s>"):
+        import_folder(whole)
 
 
 def test_a_separate_head_with_the_flag_of_a_tied_one_is_refused(spm, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import threading
@@ -185,6 +186,8 @@ def test_differences_name_the_odd_process():
     with pytest.raises(UserError) as error:
         hosts._refuse_differences([alike, alike | {"host": "b", "jax": "0.10.1"}, alike | {"host": "c", "jax": "0.9"}])
     assert "(jax: 0.10.1 in process 1 on b and 1 more, 0.10.2 in the others)" in str(error.value)
+    with pytest.raises(UserError, match=r"e/one in process 1 on a, .*e/two in the other"):
+        hosts._refuse_differences([{"host": "a", "source": 90 * "e" + end} for end in ("/two", "/one")])
 
 
 def test_another_folder_of_the_same_name_has_no_lock(tmp_path, monkeypatch):
@@ -193,6 +196,16 @@ def test_another_folder_of_the_same_name_has_no_lock(tmp_path, monkeypatch):
     with folder.hold(tmp_path / "run"):
         assert folder.owner(tmp_path / "run") == f"process {os.getpid()} on {socket.gethostname()}"
         assert folder.owner(tmp_path / "local") == "unknown (No such file or directory)"
+        seen = iter(["", "", *[f"process {os.getpid()}"] * 3])  # a network filesystem shows it late
+        monkeypatch.setattr(folder, "from_main", lambda value: f"process {os.getpid()}")
+        monkeypatch.setattr(folder, "owner", lambda path: next(seen))
+        assert folder.shared_owner(tmp_path / "run") == f"process {os.getpid()}"
+
+
+def test_a_filesystem_without_locks_is_told(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(folder.fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOLCK, "No locks")))
+    with folder.lock(tmp_path) as handle:
+        assert not handle.closed and "has no locks (No locks)" in capsys.readouterr().err
 
 
 def test_a_wait_says_what_it_waits_for_and_ends(monkeypatch, capsys):

@@ -123,7 +123,7 @@ def resumed(preset: str, folder: Path) -> dict:
     real_batch = feed.Batches.batch
 
     def go(name: str, mesh: list[str], stop: int) -> None:
-        loop._stop_signals = lambda: contextlib.nullcontext(lambda step: 15 * (step == stop))
+        loop._stop_signals = lambda after: contextlib.nullcontext(lambda step: 15 * (step == stop))
         with contextlib.suppress(Stopped):
             pretrain(resolve(preset, [*flags, *mesh]), folder / name, report=lambda text: None)
         lines = (folder / name / "metrics.jsonl").read_text().splitlines()

@@ -164,6 +164,7 @@ HINDI = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "में", "सब", "�
     (HINDI, "में सब लोग खुश थे", [5, 6, 7, 8, 10]),
     ([*KOREAN[:5], "ab", "##c"], "ÁBC", [5, 6]),
     ([*KOREAN[:5], "Ab", "##c", "é"], "Abc é", [5, 6, 7]),
+    ([*KOREAN[:5], *(f"w{i}" for i in range(120)), "T", "##c", "ab"], "ABC", [127, 126]),  # one capital word was added
 ])
 def test_case_and_accents_of_a_bare_vocabulary(pieces, text, expected, tmp_path):
     (tmp_path / "vocab.txt").write_text("\n".join(pieces) + "\n", encoding="utf-8")
@@ -201,6 +202,7 @@ def test_the_normalizer_of_bert_before_byte_level_bpe_is_named(tmp_path):
 @pytest.mark.parametrize(("files", "message"), [
     ({"config": {"tokenizer_class": "KoBertTokenizer"}}, "class KoBertTokenizer"),
     ({"config.json": {"model_type": "bert", "tokenizer_class": "PhobertTokenizer"}}, "class PhobertTokenizer"),
+    ({"config": {"tokenizer_class": "PhobertTokenizer"}, "tokenizer": {"model": {"vocab": {}}}}, "PhobertTokenizer"),
     ({"config": {"tokenizer_class": "T5Tokenizer"}}, "class T5Tokenizer"),
     ({"config": {"tokenizer_class": "BertJapaneseTokenizer", "word_tokenizer_type": "mecab"}}, "_type 'mecab'"),
     ({"config": {"sp_model_kwargs": {"enable_sampling": True, "alpha": 0.1}}}, "with enable_sampling True"),
@@ -212,6 +214,21 @@ def test_unknown_folders_are_refused(files, message, tmp_path):
     write(tmp_path, **files)
     with pytest.raises(UserError, match=message):
         Tokenizer.load(tmp_path)
+
+
+def test_names_of_special_tokens_in_a_text_are_text(tmp_path):
+    """A published unigram tokenizer.json has them among its pieces, with the best of all scores."""
+    write_sentencepiece(tmp_path, "xlm-roberta")
+    write(tmp_path, model="xlm-roberta")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    theirs.save_pretrained(tmp_path / "json")
+    ours, plain = Tokenizer.load(tmp_path / "json"), Tokenizer.load(tmp_path)
+    assert dict(ours.to_json()["model"]["vocab"])["</s>"] < -5 and (tmp_path / "json" / "tokenizer.json").is_file()
+    for text in ("a </s> b", "a<s>b</s>", "the <mask> <unk> <pad>", *TEXTS[:3]):
+        ids = ours.encode(text)
+        assert not ours.vocabulary.special[ids].any() and ids == plain.encode(text)
+    assert ours.encode_with_symbols("a <mask>")[-1] == ours.vocabulary.mask
+    assert ours.encode(TEXTS[0]) == theirs.encode(TEXTS[0], add_special_tokens=False)
 
 
 def test_pieces_of_sentencepiece_in_vocab_txt_are_refused(tmp_path):

@@ -336,6 +336,10 @@ def test_words_and_sentences_of_scripts_without_spaces(kind, tmp_path):
     assert marks in (["。", "！"], ["。", "!"])
     for i, end in enumerate(v.sentence_end[ids][:-1]):
         assert not end or v.word_start[ids[i + 1]]
+    spelled = tokenizer.encode("京猫猫𠀀")[-10:]  # by bytes, of which the first begins a word
+    assert len(tokenizer.pieces(spelled)) == 10 and v.word_start[spelled].tolist() == [
+        i in (0, 3, 6) for i in range(10)
+    ]
 
 
 def test_split_sentences():

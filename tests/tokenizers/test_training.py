@@ -153,6 +153,8 @@ def test_alphabet(kind, tmp_path):
     pieces = set(_pieces(tokenizer))
     assert {chr(code) for code in range(33, 127)} | set("▁가나다라마바") <= pieces
     assert "漢" not in pieces
+    tabs = train_tokenizer([text + "\t" * 90 for text in texts], tmp_path / "tabs", kind=kind, vocab_size=475)
+    assert "漢" not in _pieces(tabs)
     more = train_tokenizer([text + " 漢" * 5 for text in texts], tmp_path / "more", kind=kind, vocab_size=475)
     assert "漢" in _pieces(more)
 

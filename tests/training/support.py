@@ -93,7 +93,7 @@ def stopped_after(step: int, arguments: list[str]) -> int:
     from jaxlm.training import loop
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "_stop_signals", lambda: contextlib.nullcontext(lambda now: 15 * (now == step)))
+        patch.setattr(loop, "_stop_signals", lambda after: contextlib.nullcontext(lambda now: 15 * (now == step)))
         return main(arguments)
 
 

@@ -190,7 +190,7 @@ def test_a_folder_that_cannot_be_written(tmp_path, request, capsys):
 def test_nohup_keeps_a_run_from_ending_with_its_terminal():
     previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with loop._stop_signals() as stop:
+        with loop._stop_signals(0) as stop:
             signal.raise_signal(signal.SIGHUP)
             assert stop(1) == 0
             signal.raise_signal(signal.SIGTERM)

@@ -91,7 +91,7 @@ def train(experiment: Experiment, run: Path, stop: int = -1) -> None:
     from jaxlm.training import loop
 
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Stopped):
-        patch.setattr(loop, "_stop_signals", lambda: contextlib.nullcontext(lambda now: 15 * (now == stop)))
+        patch.setattr(loop, "_stop_signals", lambda after: contextlib.nullcontext(lambda now: 15 * (now == stop)))
         pretrain(Resolved(experiment), run, report=lambda line: None)
 
 
