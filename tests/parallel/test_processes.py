@@ -57,9 +57,13 @@ def pair(folder: Path, arguments: list[object]) -> list[Command]:
 
 
 def until_stopped(preset: Path, run: Path, folder: Path, number: int, targets: tuple[int, ...]) -> int:
-    """Signals `targets` while two processes train, and returns the step at which both have saved."""
-    both = pair(folder, ["pretrain", preset, "--run-dir", run, "--train.steps", 100_000])
-    both[0].wait_until(lambda: (run / "metrics.jsonl").exists() and metrics(run))
+    """Signals `targets` while two processes train, and returns the step at which both have saved.
+
+    A run that is resumed gets the signal before its first step.
+    """
+    is_new, both = not run.exists(), pair(folder, ["pretrain", preset, "--run-dir", run, "--train.steps", 100_000])
+    both[0].wait_until(lambda: metrics(run) if (run / "metrics.jsonl").exists() and is_new else
+                       ", resumed at step" in both[0].output)
     for index in targets:
         both[index].kill(number)
     for command in both:
@@ -81,7 +85,9 @@ def train_to(preset: Path, run: Path, folder: Path, steps: int, *flags: object) 
 def test_two_processes_do_what_one_does_and_a_signal_to_one_saves(finished, preset, tmp_path):
     """The run in one piece is that of one process, and bit for bit the run that a signal to the second had stopped."""
     alone, stopped, whole = finished, tmp_path / "stopped", tmp_path / "whole"
-    step = until_stopped(preset, stopped, tmp_path / "1", signal.SIGINT, (1,))
+    first = until_stopped(preset, stopped, tmp_path / "1", signal.SIGINT, (1,))
+    step = until_stopped(preset, stopped, tmp_path / "early", signal.SIGTERM, (1,))
+    assert first < step <= first + 3
     last = max(step + 2, 12)
     output, _ = train_to(preset, stopped, tmp_path / "2", last)
     assert f"resumed at step {step:,}" in output
