@@ -2,7 +2,7 @@
 
 The settings are those of the C code's script for a large model: a bag of 10 words to each side, 10 noise words, 3
 passes. The C code makes a gradient step for each word. A batch here is the mean over many thousands of words, so
-Adagrad replaces plain gradient descent.
+Adagrad replaces plain gradient descent; its initial sum of squares is that of a word that occurs once in such a batch.
 
 Command:     jaxlm pretrain configs/word2vec.py --run-dir runs/word2vec --data.source "gs://YOUR/text/*.jsonl.zst"
              jaxlm export runs/word2vec vectors
@@ -20,6 +20,6 @@ from jaxlm.objectives.skip_gram import SkipGram
 experiment = Experiment(
     objective=SkipGram(model=Word2Vec(), bag_of_words=True, window=10, negatives=10, threshold=1e-5),
     data=TextData(length=1000, tokenizer_kind="words", vocab_size=3_000_000),
-    optimizer=OptimizerConfig(name="adagrad", learning_rate=0.05, warmup_steps=0, clip_norm=0.0),
+    optimizer=OptimizerConfig(name="adagrad", learning_rate=0.05, warmup_steps=0, clip_norm=0.0, eps=1e-10),
     train=TrainConfig(steps=500_000, batch_size=256, log_every=100, eval_every=10_000, checkpoint_every=10_000),
 )

@@ -43,7 +43,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     _choose_cpu_without_accelerator()
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")  # file names need not be UTF-8
+        # File names need not be UTF-8, and a log is read while it is written.
+        stream.reconfigure(errors="backslashreplace", line_buffering=True)
     code, failure = 1, None
     try:
         code = _run(arguments)

@@ -10,7 +10,9 @@ out="${1:-figures}"
 wanted=" ${*:2} "
 mkdir -p "$out"
 : > "$out/figures.jsonl"
-python="${PYTHON:-python3}"
+python="${PYTHON:-$PWD/.venv/bin/python}"
+case "$python" in */*) python="$(cd "$(dirname "$python")" && pwd)/${python##*/}" ;; esac
+"$python" -c 'import jaxlm' || exit 2
 export PYTHONUNBUFFERED=1 TF_CPP_MIN_LOG_LEVEL=2
 start=$SECONDS total="${GPU_FIGURES_SECONDS:-420}" slower=1 stop=50
 

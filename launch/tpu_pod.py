@@ -58,10 +58,10 @@ class Pod:
         zone = f"--zone={self.args.zone}"
         return self.call("gcloud", "compute", "tpus", group, verb, *words, zone, "--quiet", capture=capture)
 
-    def ssh(self, slices: str, workers: str, command: str, *more: str, capture: bool = False) -> tuple[int, str]:
+    def ssh(self, slices: str, workers: str, command: str, capture: bool = False) -> tuple[int, str]:
         """Run a shell command on workers. gcloud returns 0 for slices that are gone, so only output is proof."""
         flags = ["--ssh-flag=-oConnectTimeout=20", "--ssh-flag=-oServerAliveInterval=30", *self.args.ssh_flags]
-        words = [self.args.name, f"--node={slices}", f"--worker={workers}", *flags, *more, f"--command={command}"]
+        words = [self.args.name, f"--node={slices}", f"--worker={workers}", *flags, f"--command={command}"]
         return self.gcloud("queued-resources", "ssh", *words, capture=capture)
 
     def scp(self, source: str, target: str, *more: str) -> int:
@@ -124,11 +124,14 @@ class Pod:
     def collect(self) -> None:
         """Copy the log of every worker, and the folders of worker 0 that `--collect` names."""
         logs = Path(f"{self.args.name}-logs").absolute()
+        if not self.args.dry_run:
+            logs.mkdir(parents=True, exist_ok=True)
         for index in range(self.args.slices):
-            folder = logs / f"slice-{index}"
-            if not self.args.dry_run:
-                folder.mkdir(parents=True, exist_ok=True)
-            self.ssh(str(index), "all", "cat jaxlm-run/log", f"--output-directory={folder}")
+            _, text = self.ssh(str(index), "all", 'sed "s/^/$(hostname): /" jaxlm-run/log', capture=True)
+            if text:
+                (logs / f"slice-{index}.log").write_text(text)
+            elif not self.args.dry_run:
+                say(f"the workers of slice {index} give no log")
         for path in self.args.collect:
             self.scp(f"{self.args.name}:{path}", str(logs), "--recurse")
 
@@ -161,7 +164,7 @@ def pack_commit(pod: Pod) -> str:
 
 def run(pod: Pod) -> int:
     """See the run through to its end, however often the slices are lost. Returns the exit code."""
-    args, archive, failures, before = pod.args, pack_commit(pod), 0, ""
+    args, archive, failures, before, had_slices = pod.args, pack_commit(pod), 0, "", False
     say(f"an hour of {args.name} costs {hourly_cost(args)}")
     if args.dry_run:  # the commands of a run that is not preempted; after a preemption: delete, create and so on
         pod.create(), pod.state(), pod.attempt(archive), finish(pod)
@@ -182,13 +185,18 @@ def run(pod: Pod) -> int:
             time.sleep(args.poll)
         elif state == "FAILED":
             pod.delete()
+            if had_slices:
+                say(f"no slices are free ({message or 'no reason is given'}): they are requested again")
+                time.sleep(args.poll)
+                before = "SUSPENDED"
+                continue
             raise Problem(f"the request failed and is deleted: {message or 'no reason is given'}")
         elif state == "SUSPENDED":
             say("the slices were preempted: they are requested again, and the run resumes")
             pod.delete()
             failures = 0
         elif state == "ACTIVE":
-            started = time.time()
+            started, had_slices = time.time(), True
             code = pod.attempt(archive)
             if code == "0":
                 finish(pod)

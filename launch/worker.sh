@@ -30,7 +30,7 @@ start)
     # The trap makes bash outlive the signals that stop jaxlm, to write the code. JAXLM_CLUSTER=1 has jax ask the
     # metadata server for the other workers.
     # shellcheck disable=SC2016
-    JAXLM_CLUSTER=1 nohup setsid bash -c 'trap : INT TERM; .venv/bin/jaxlm "$@"; echo $? >"$0/exit-code"' \
+    JAXLM_CLUSTER=1 JAXLM_JOIN_SECONDS="${JAXLM_JOIN_SECONDS:-1800}" nohup setsid bash -c 'trap : INT TERM; .venv/bin/jaxlm "$@"; echo $? >"$0/exit-code"' \
         "$state" "$@" >>"$state/log" 2>&1 </dev/null &
     echo $! >"$state/pid"
     echo "started"

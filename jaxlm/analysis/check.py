@@ -65,7 +65,7 @@ def all_checks(names: Sequence[str]) -> dict[str, Check]:
         cpu = jax.local_devices(backend="cpu")[0]
     except RuntimeError:
         raise UserError("jax may not use the CPU, which `jaxlm check` compares with; set JAX_PLATFORMS to "
-                        f"{device.platform},cpu.") from None
+                        f"{'cuda' if device.platform == 'gpu' else device.platform},cpu.") from None
     here = {name: kernel for name, kernel in KERNELS.items() if device.platform in kernel.platforms}
     checks: dict[str, Check] = {name: functools.partial(check_kernel, here[name], device, cpu) for name in here}
     checks["dropout"] = functools.partial(check_dropout, device, cpu)
@@ -251,6 +251,7 @@ def check_time(name: str) -> Iterator[Figure]:
     is_cpu = device.platform == "cpu"
     session = open_preset(name, {} if is_cpu else {"train.batch_size": 16 * mesh.size})
     yield "tokens", session.experiment.train.batch_size * session.experiment.data.length, None
+    before = (device.memory_stats() or {}).get("peak_bytes_in_use")  # of the process, which never falls
     timed = bench_pretraining(session, steps=3 if is_cpu else 10, report=quiet)
     yield "ms", 1e3 * timed["step_seconds"], None
     if not (tpu_generation(device) or gpu_model(device)):
@@ -260,4 +261,5 @@ def check_time(name: str) -> Iterator[Figure]:
     if e := step.estimate:
         yield "ms predicted", 1e3 * predict(e.seconds, step.collectives, e.bound).seconds, None
     yield "GiB planned", step.hbm_bytes / 2**30, None
-    yield "GiB at the peak", timed["peak_memory_bytes"] / 2**30, None
+    if (peak := timed["peak_memory_bytes"]) and peak > (before or 0):
+        yield "GiB at the peak", peak / 2**30, None

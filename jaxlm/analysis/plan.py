@@ -109,7 +109,8 @@ class Plan:
     @property
     def chip_hours(self) -> float | None:
         """Time of all steps in hours of a chip."""
-        return self.days and 24 * self.devices * self.days
+        cores = 2 if self.device_kind.startswith(("TPU v2", "TPU v3", "TPU7x")) else 1  # of a chip, each a device
+        return self.days and 24 * self.devices / cores * self.days
 
     @property
     def roofline_seconds(self) -> float | None:

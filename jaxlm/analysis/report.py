@@ -57,7 +57,7 @@ def describe(plan: Plan) -> str:
     if not plan.fits:
         lines.append("  Try a larger --mesh.fsdp, a smaller --train.batch-size, --train.accumulate or, unless the "
                      "model is reversible, --objective.model.remat full.")
-    source = ", extrapolated from 2 and 4 layers." if plan.is_extrapolated else "."
+    source = ", extrapolated from few layers." if plan.is_extrapolated else "."
     lines += ["", f"{si(plan.flops_per_step)}FLOPs a step by formula, {si(plan.flops_per_step / plan.devices)}FLOPs a "
                   f"chip; compiled in {step.compile_seconds:,.1f} s{source}"]
     return "\n".join(lines + _time_lines(plan) + _collective_lines(plan))

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -37,6 +38,8 @@ from jaxlm.paths import check_output
 RESAMPLES = 1000
 """Resamples of a comparison."""
 MAX_CLASSES = 50  # in a table
+VECTORS = ("columns", "pooling", "length", "prompt", "document_prompt")
+"""Options of --vectors."""
 
 
 def main(arguments: list[str]) -> None:
@@ -71,6 +74,9 @@ def main(arguments: list[str]) -> None:
                 wrong = "--task" if options.task else "--against" if options.against else rest[0]
                 raise UserError(f"{wrong} cannot be combined with --vectors; leave one out.")
             result = evaluate_vectors(options)
+        elif wrong := next((name for name in VECTORS if getattr(options, name)), None):
+            more = "; --data.length is that of a task" * (wrong == "length")
+            raise UserError(f"--{wrong.replace('_', '-')} is for --vectors; leave it out{more}.")
         elif options.task is None:
             if options.limit:
                 raise UserError("--limit is for prompts and vectors; give --task FILE, or leave it out.")
@@ -137,12 +143,13 @@ def compare_runs(
 def print_result(result: dict[str, Any]) -> None:
     """Print the metrics on one line, with the number of rows without a label and with a new one."""
     spread = {name: f" ± {value:.4f}" for name, value in result.get("deviations", {}).items()}
-    for name, (low, high) in result.get("intervals", {}).items():
-        if "against" in result:
-            spread[name] = f" (the other {result['against'][name]:.4f}, difference {result['differences'][name]:+.4f}"
-            spread[name] += f" [{low:+.4f}, {high:+.4f}])"
-        else:
-            spread[name] = f" [{low:.4f}, {high:.4f}]"
+    intervals = result.get("intervals", {})
+    for name, difference in result.get("differences", {}).items():
+        low, high = intervals.get(name, (math.nan, math.nan))  # one group of rows has none
+        bounds = f" [{low:+.4f}, {high:+.4f}]" * (name in intervals)
+        spread[name] = f" (the other {result['against'][name]:.4f}, difference {difference:+.4f}{bounds})"
+    if "against" not in result:
+        spread |= {name: f" [{low:.4f}, {high:.4f}]" for name, (low, high) in intervals.items()}
     figures = "  ".join(f"{name} {value:.4f}{spread.get(name, '')}" for name, value in result["metrics"].items())
     seeds = f", {result['seeds']} seeds" if "seeds" in result else ""
     counts = f"{result['examples']:,} examples"

@@ -1,4 +1,4 @@
-"""Write a run's newest checkpoint as a Transformers folder.
+"""Write a run's newest or best checkpoint as a Transformers folder.
 
 jaxlm export RUN OUT
 """

@@ -49,6 +49,8 @@ def main(arguments: list[str]) -> int:
 
     if options.predictions and field:
         raise UserError("--predictions is for one run; leave it out and use `jaxlm evaluate` on the chosen run.")
+    if options.bootstrap and options.seeds > 1 and not options.test:
+        raise UserError("--bootstrap is for one run or for --test; with --seeds there are deviations instead.")
     trainings = {}
     for value, resolved in zip(values, [first, *others], strict=True):
         require_command(resolved.experiment, "finetune", options.config)

@@ -17,7 +17,7 @@ def keep_probabilities(counts: Int[np.ndarray, " vocab"], threshold: float) -> F
     """Return the probability that subsampling keeps an occurrence of each word.
 
     The probability is min(1, (√(f / tN) + 1) · tN / f) for a word that occurs f times among N tokens at threshold t, as
-    in the C code; the paper's 1 - √(t / frequency) is another formula. A threshold of 0 keeps every word.
+    in the C code; the paper's √(t / frequency) is another formula. A threshold of 0 keeps every word.
     """
     if threshold == 0.0:
         return np.ones(len(counts), np.float32)

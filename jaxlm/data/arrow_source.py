@@ -50,12 +50,16 @@ def read_rows(
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (place, {column: value}) of each row of a dataset, which is mapped into memory, or of `start` to `end - 1`.
 
+    A class of -1 (no label) is None.
+
     Raises:
         UserError: The library is missing, or the dataset cannot be read or lacks a column.
     """
     data = open_dataset(source, columns)
     part = data if end is None else data.select(range(start, end))
-    yield from ((f"{source}, row {number}", row) for number, row in enumerate(part, start))
+    classes = [name for name, feature in data.features.items() if hasattr(feature, "names")]
+    for number, row in enumerate(part, start):
+        yield f"{source}, row {number}", row | {name: None for name in classes if row[name] == -1}
 
 
 def open_dataset(source: str, columns: Columns) -> Any:

@@ -12,6 +12,8 @@ import types
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from jaxlm.errors import UserError, install
 from jaxlm.inference.embed import BATCH
 from jaxlm.parallel.checksums import checksums, digest
@@ -65,6 +67,8 @@ class Encoder:
         normalize = normalize_embeddings or None
         found = self.model.encode(texts, normalize=normalize, prompt=prompt, role=role, batch_size=batch_size)
         found = found[:, :truncate_dim]
+        if normalize_embeddings and truncate_dim:
+            found = found / np.linalg.norm(found, axis=1, keepdims=True).clip(1e-12)
         return self._to_tensor(found) if convert_to_tensor else found
 
     encode_query = functools.partialmethod(encode, prompt_type="query")

@@ -96,6 +96,10 @@ def _settings(options: dict[str, Any]) -> dict[str, Any]:
     samples = options.pop("do_sample", None)
     temperature = options.pop("temperature", 1.0 if samples else 0.0)
     names = {"max_gen_toks": "max_new_tokens", "num_beams": "beams", "top_k": "top_k", "top_p": "top_p"}
+    lengths = [options.pop(name, None) for name in ("max_gen_toks", "max_new_tokens", "max_tokens",
+                                                    "max_completion_tokens")]
+    if length := next(filter(None, lengths), None):  # as in lm_eval, the first name counts
+        options["max_gen_toks"] = length
     if unknown := options.keys() - names.keys():
         raise UserError(
             f"a task sets the generation option {sorted(unknown)[0]}, which jaxlm does not support; choose another."

@@ -17,7 +17,7 @@ from jaxlm.data.readers import Columns, texts_of
 from jaxlm.data.rows import kind_of
 from jaxlm.errors import UserError
 from jaxlm.fields import check_ranges, check_types, field
-from jaxlm.paths import reading
+from jaxlm.paths import in_bucket, reading
 from jaxlm.tasks.tables import TableRow, read_table
 
 METRICS = {"choice": ("accuracy", "f1", "matthews"), "generate": ("exact_match", "f1", "rouge", "bleu")}
@@ -154,7 +154,8 @@ def read_task(path: str) -> PromptTask:
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
     folder, names = Path(path).parent, {name: getattr(task, name) for name in ("data", "shots_data")}
-    files = {name: str(folder / file) for name, file in names.items() if file and not file.startswith("tfds:")}
+    files = {name: str(folder / file) for name, file in names.items()
+             if file and not in_bucket(file) and kind_of(file) not in ("tfds", "hf")}
     return dataclasses.replace(task, **files, task=task.task or Path(path).stem)
 
 

@@ -148,6 +148,8 @@ def _config(kind: type[Task], task: Task, head: Head) -> dict[str, Any]:
         config["pad_token_id"] = symbol_id(v, template.symbols[0])
     if issubclass(kind, (Classification, Tagging, Rerank)):
         names = task.labels or ("LABEL_0",)
+        if names == tuple(map(str, range(len(names)))):
+            names = [f"LABEL_{name}" for name in names]
         config["id2label"] = {str(number): name for number, name in enumerate(names)}
         config["label2id"] = {name: number for number, name in enumerate(names)}
     if issubclass(kind, Classification):
@@ -193,7 +195,10 @@ def _read_task(base: Family, kind: type[Task], head: Head, source: Source) -> Ta
             raise UserError(f"{source.folder / 'config.json'}: problem_type regression has {len(names)} labels, and "
                             "jaxlm learns one number; choose a model with one label.")
     if kind in (Classification, Tagging) and fields.get("target") != "number":
-        fields["labels"] = tuple(str(names[number]) for number in sorted(names, key=int))
+        labels = [str(names[number]) for number in sorted(names, key=int)]
+        # Without names, classes are numbers in their training data.
+        is_unnamed = labels == [f"LABEL_{number}" for number in range(len(labels))]
+        fields["labels"] = tuple(label.removeprefix("LABEL_") for label in labels) if is_unnamed else tuple(labels)
     stored = source.config.get(SETTINGS_KEY) or {}
     for f in _settings(kind):
         if isinstance(value := stored.get(f.name), type(f.default)):

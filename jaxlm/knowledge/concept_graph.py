@@ -229,5 +229,6 @@ def _is_pruned(concept: str) -> bool:
 
 if __name__ == "__main__":
     source, target = sys.argv[1:]
+    graph = open_graph(source)  # before the target is emptied, which may be the same file
     with Path(target).open("w", encoding="utf-8") as out:
-        out.writelines("\t".join(triple) + "\n" for triple in open_graph(source).triples())
+        out.writelines("\t".join(triple) + "\n" for triple in graph.triples())

@@ -79,7 +79,9 @@ def layer_types(model: Ernie) -> list[str]:
 
 def table(objective: EntityAutoencoder) -> Table:
     """Return the table of the official BertForPreTraining."""
-    model, entries = objective.model, [*ENCODER, *MLM_HEAD, *(NSP_HEAD if objective.pair_task else ())]
+    # Sentence order has no counterpart there.
+    pair_head = NSP_HEAD if getattr(objective, "input_format", "") == "next-sentence" else ()
+    model, entries = objective.model, [*ENCODER, *MLM_HEAD, *pair_head]
     entries += _fusion("entity_encoder/first", model.num_text_layers, None)
     for layer in range(model.entity_stack.num_layers):
         number = model.num_text_layers + 1 + layer

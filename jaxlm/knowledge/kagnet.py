@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Literal, Self
 
 import jax
@@ -139,12 +138,13 @@ class KagNet(MultipleChoice):
         self, records: Sequence[Record], tokenizer: Tokenizer, length: int
     ) -> Float[np.ndarray, "records choices width"]:
         """Return the encoder's vectors of all statements, from the cache if it has them."""
-        if not Path(self.encoder).is_dir():
+        try:
+            source = self.load(self.encoder)
+        except UserError as error:
             raise UserError(
-                f"the encoder {self.encoder} is not there; give its new place with --objective.encoder, or '' there to "
-                "use the run's own copy."
-            )
-        source = self.load(self.encoder)
+                f"the encoder {self.encoder} cannot be read ({str(error).rstrip('.')}); give its new place with "
+                "--objective.encoder, or '' there to use the run's own copy."
+            ) from error
         fingerprint = _fingerprint(source)
         if self.encoder_fingerprint not in ("", fingerprint):
             raise UserError(

@@ -2,19 +2,22 @@
 
 It takes the longest name that it finds at each word, whatever its case and white space, without overlaps. It knows
 nothing of context: a name of several entities always means the one that comes first in the table. Names that are
-common words should not be in the table.
+common words should not be in the table. Text without spaces (Chinese, Japanese, Thai) is not divided into words.
 """
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterator
 
 from jaxlm.data.mentions import Mention
 from jaxlm.data.readers import read_lines
 from jaxlm.errors import UserError
 
-_token = re.compile(r"\w+|[^\w\s]")
+# With the marks of Indic and other scripts, which Python's \w leaves out.
+_MARKS = "".join(char for char in map(chr, range(0x300, 0x1F000)) if unicodedata.category(char)[0] == "M")
+_token = re.compile(rf"[\w{_MARKS}]+|[^\w\s]")
 
 
 class Linker:

@@ -96,17 +96,27 @@ def edge_scores(
     return np.maximum.reduceat(scores, graph.relation_offsets[:-1])
 
 
-def find_paths(graph: ConceptGraph, scores: np.ndarray, head: int, tail: int, threshold: float) -> list[Path]:
-    """Return the simple paths of up to four hops between two concepts, from high to low scores.
-
-    As in the reference, the search stops at 100 paths, shorter ones first, and in the order of their concepts among
-    those of the same length. The score of a path is the product of its edges'; paths below the threshold are left out.
-    """
-    near = [np.zeros(len(graph.concepts), bool) for _ in range(STEPS)]  # concepts with a walk of i hops to the tail
+def walks_to(graph: ConceptGraph, tail: int) -> list[np.ndarray]:
+    """Return for each number of hops below `STEPS` the concepts with a walk of so many to the tail: bool [concepts]."""
+    near = [np.zeros(len(graph.concepts), bool) for _ in range(STEPS)]
     near[0][tail] = True
     for closer, farther in itertools.pairwise(near):
         for concept in np.flatnonzero(closer):
             farther[graph.neighbors(concept)] = True
+    return near
+
+
+def find_paths(
+    graph: ConceptGraph, scores: np.ndarray, head: int, tail: int, threshold: float,
+    near: Sequence[np.ndarray] = (),
+) -> list[Path]:
+    """Return the simple paths of up to four hops between two concepts, from high to low scores.
+
+    As in the reference, the search stops at 100 paths, shorter ones first, and in the order of their concepts among
+    those of the same length. The score of a path is the product of its edges'; paths below the threshold are left out.
+    `near` is `walks_to` the tail, if that is known.
+    """
+    near = near or walks_to(graph, tail)
 
     def continued(path: tuple[int, ...], hops: int) -> Iterator[tuple[int, ...]]:
         """Yield the simple paths that go on from `path` for a number of hops, in the order of their concepts."""
@@ -132,8 +142,8 @@ def schema_graph(graph: ConceptGraph, scores: np.ndarray, concepts: Concepts, si
     question and among those of the choice. Where the reference has no path, it links each concept of the question to
     each of the choice; nothing reads a graph without paths of one or two hops, so ours is empty.
     """
-    paths = [path for tail in concepts.answer for head in concepts.question
-             for path in find_paths(graph, scores, head, tail, sizes.threshold)]
+    paths = [path for tail in concepts.answer for near in [walks_to(graph, tail)] for head in concepts.question
+             for path in find_paths(graph, scores, head, tail, sizes.threshold, near)]
     paths.sort(key=lambda path: (-path.score, path.concepts))
     nodes: dict[int, int] = {}
     pairs: dict[tuple[int, int], int] = {}

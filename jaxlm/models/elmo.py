@@ -51,6 +51,8 @@ def spell(vocabulary: Vocabulary) -> Int[np.ndarray, "vocab characters"]:
 class Elmo(HasDtype, Model):
     """ELMo. The defaults are the original size.
 
+    Words outside the vocabulary have the characters of "[UNK]"; in the original code they have their own.
+
     Parameters: `characters`, `filters/i`, `highways/i/{carry,transform}`, `token_projection`; for each LSTM `forward/i`
     and `backward/i` (see `layers.lstm`); `softmax`, which both directions share.
     """

@@ -56,7 +56,7 @@ def join_processes() -> None:
 
     It does if JAXLM_CLUSTER=1, or if it names a cluster: a TPU slice on GKE, several TPU slices, a step of Slurm, Open
     MPI, or the variables JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID. If not all processes join
-    within JAXLM_JOIN_SECONDS, the process says so and exits with 2.
+    within JAXLM_JOIN_SECONDS, the process says so and exits with 1.
 
     Raises:
         UserError: The variables are wrong.
@@ -76,7 +76,7 @@ def join_processes() -> None:
             _require_free_port(address)
         bind = address if processes and _is_loopback(address) else None
         # jax's own timeout aborts with a C++ stack.
-        with _patience(state, seconds, JOIN_SECONDS, 2, "Start all at the same time, each with an index of its own."):
+        with _patience(state, seconds, JOIN_SECONDS, 1, "Start all at the same time, each with an index of its own."):
             jax.distributed.initialize(
                 *(processes or ()), initialization_timeout=seconds + 60, coordinator_bind_address=bind,
                 heartbeat_timeout_seconds=_seconds(HEARTBEAT_SECONDS, 100),

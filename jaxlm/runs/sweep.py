@@ -117,4 +117,4 @@ def test_remark(path: str, resolved: Resolved) -> str:
         raise UserError(f"--test {path} does not exist; name a file of rows.")
     data = dataclasses.replace(resolved.experiment.data, skip_bad_rows=True)
     refuse_same_file("--test", path, data.source)
-    return shared_rows(path, good_rows(data, path)[0], data.source, good_rows(data, data.source)[0])
+    return shared_rows(path, good_rows(resolved.experiment.data, path)[0], data.source, good_rows(data, data.source)[0])

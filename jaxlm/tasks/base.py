@@ -153,7 +153,7 @@ class Task(Objective):
         Labels in `names` come first, in this order; others follow, in the order of `label_order`.
         """
         found = {label for record in records for label in self.label_names(record)}
-        if len(found) > max(100, len(records) / 2):
+        if not self.labels and len(found) > max(100, sum(len(self.label_names(record)) for record in records) / 2):
             raise UserError(
                 f"{len(records):,} rows have {len(found):,} different labels, such as {min(found)!r:.60}; name the "
                 "column that has the labels, as with --data.label-field."

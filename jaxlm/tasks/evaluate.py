@@ -106,7 +106,8 @@ def intervals(answered: AnsweredRows, resamples: int, other: AnsweredRows | None
 
     def measure(chosen: np.ndarray) -> dict[str, float]:
         drawn = [answered.task.score([golds[i] for i in chosen], [answers[i] for i in chosen]) for answers in models]
-        return {name: value - sum(each[name] for each in drawn[1:]) for name, value in drawn[0].items()}
+        shared = [name for name in drawn[0] if all(name in each for each in drawn)]
+        return {name: drawn[0][name] - sum(each[name] for each in drawn[1:]) for name in shared}
 
     return bootstrap(answered.groups(), measure, resamples)
 
@@ -133,15 +134,16 @@ def bootstrap(
 
 def compare(answered: AnsweredRows, other: AnsweredRows, resamples: int) -> Result:
     """Return the metrics of two models on the same rows, their differences, and the intervals of these."""
-    if (answered.task.name, [r.id for r in answered.records], answered.golds) != (
-        other.task.name, [r.id for r in other.records], other.golds
+    tasks = [getattr(each.task, "kind", None) or each.task for each in (answered, other)]  # of a model that writes
+    if (tasks[0].name, [r.id for r in answered.records], answered.golds) != (
+        tasks[1].name, [r.id for r in other.records], other.golds
     ):
         raise UserError("the two models are not of the same task and rows; name the rows with --data.source FILE.")
     golds, answers = answered.scored()
     if not golds:
         raise UserError("the rows have no labels, so that the models cannot be compared.")
     metrics, theirs = (answered.task.score(golds, found) for found in (answers, other.scored()[1]))
-    differences = {name: metrics[name] - theirs[name] for name in metrics}
+    differences = {name: metrics[name] - theirs[name] for name in metrics if name in theirs}
     return {
         "task": answered.task.name, "metrics": rounded(metrics), "examples": len(answered.records),
         "against": rounded(theirs), "differences": rounded(differences),
@@ -159,6 +161,10 @@ def answer_rows(evaluation: Evaluation, report: Report = print) -> AnsweredRows:
         task.require_packages()
     readable = [task.without_unseen_label(record) for record in records]
     unseen = sum(found is not record for found, record in zip(readable, records, strict=True))
+    if unseen and unseen == sum(gold is not None for gold in golds):
+        found = next(label for record in records for label in task.label_names(record) if label not in task.labels)
+        raise UserError(f"no row has a label of the model: it has {', '.join(task.labels[:5])}, and the rows {found!r} "
+                        "and others; rename them in the file, or in id2label of the model's config.json.")
     if unseen:
         source = LabelledSource(source.tokenizer, {"held_out": readable}, data.buckets)
     source.examples("held_out", task, data.length)

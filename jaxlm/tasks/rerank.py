@@ -32,7 +32,7 @@ class Rerank(MultipleChoice):
     """
 
     negatives: int = field(0, range="[0, 1024]")
-    """Hard negatives of each row that are read, the first ones; 0: all."""
+    """Hard negatives of each row that are read, the first ones, also where rows are ranked for nDCG and MRR; 0: all."""
     query_prompt: str = ""
     """Text before each query, such as 'query: '."""
 

@@ -192,11 +192,13 @@ class Tagging(Task):
         return Answer(tags + [self.filler] * missing, {})
 
     def score(self, golds: Sequence[Any], answers: Sequence[Answer]) -> dict[str, float]:
+        """Return the F1 of whole entities first, by which --sweep chooses, if tags mark entities."""
         predictions = [answer.prediction for answer in answers]
         words = metrics.accuracy(list(itertools.chain(*predictions)), list(itertools.chain(*golds)))
         tags = {*self.labels, *itertools.chain(*golds)}
         has_entities = self.metric == "entities" or (self.metric == "auto" and metrics.entity_schemes(tags))
-        return {"accuracy": words} | (metrics.entity_f1(predictions, golds, self.labels) if has_entities else {})
+        found = metrics.entity_f1(predictions, golds, self.labels) if has_entities else {}
+        return {name: found[name] for name in ("f1",) if found} | {"accuracy": words} | found
 
     def as_text(self, record: Record) -> tuple[str, str]:
         return " ".join(record.values["words"]), " ".join(record.values["tags"] or ())

@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -28,7 +27,7 @@ COMMANDS = {  # flags that end in = take a value
     "create": "name --node-id= --node-count= --node-prefix= --accelerator-type= --runtime-version= --spot",
     "list": "--format=",
     "scp": "source target --node= --worker= --scp-flag= --recurse",
-    "ssh": "name --node= --worker= --ssh-flag= --command= --output-directory=",
+    "ssh": "name --node= --worker= --ssh-flag= --command=",
     "delete": "name --force",
 }
 
@@ -71,10 +70,8 @@ def ssh(args: argparse.Namespace, request: dict, state: dict) -> int:
             (CLOUD / "end").touch()
     codes, targets = [], homes(args, request["slices"])
     for home in targets:
-        output = f"{args.output_directory}/{home.name[-1]}.log" if args.output_directory else "/dev/stdout"
         process = subprocess.Popen(
-            ["bash", "-c", f"{{ {args.command}\n}} >>{shlex.quote(output)}"], cwd=home, env=os.environ | {"HOME": home},
-            start_new_session=True,
+            ["bash", "-c", args.command], cwd=home, env=os.environ | {"HOME": home}, start_new_session=True,
         )
         if event:
             for worker in CLOUD.glob("*-*"):

@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,8 @@ LAUNCH = Path(__file__).parents[2] / "launch"
 FAKE = Path(__file__).with_name("fake_gcloud.py")
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the workers are Linux, with flock and GNU tail")
+
+LOG = 'ssh sed "s/^/$(hostname): /" jaxlm-run/log'
 
 # Trains until the cloud has nothing more in store for it, and writes down each step, on worker 0 of slice 0.
 JAXLM = """#!/usr/bin/env bash
@@ -108,12 +111,14 @@ def test_a_run_outlives_its_connection_its_processes_and_its_slices(pod, checkou
     start = f"start pretrain configs/tiny.py --run-dir '{tmp_path / 'a run'}'"
     attempt = ["scp", "ssh install", f"ssh {start}", "ssh follow", "ssh status"]
     once = ["create", *attempt]
-    assert calls(tmp_path) == [*once, *attempt, *attempt, "delete", *once, "ssh cat jaxlm-run/log", "delete"]
+    assert calls(tmp_path) == [*once, *attempt, *attempt, "delete", *once, LOG, "delete"]
     starts = [int(step) for step in (tmp_path / "a run" / "starts").read_text().split()]
     assert len(starts) == 3 and starts == sorted(set(starts))  # a connection that is lost starts nothing
     for worker in ("0", "1"):
-        log = (tmp_path / "pod-logs" / "slice-0" / f"{worker}.log").read_text().splitlines()
-        assert log[0].endswith("one of several: 1") and log[-1] == "finished"
+        lines = (tmp_path / "pod-logs" / "slice-0.log").read_text().splitlines()
+        log = lines[len(lines) // 2 * int(worker) :][: len(lines) // 2]  # of two workers on one host here
+        host = f"{socket.gethostname()}: "
+        assert log[0].endswith("one of several: 1") and log[-1] == f"{host}finished"
 
 
 @pytest.mark.slow
@@ -131,7 +136,7 @@ def test_a_mistake_in_the_command_keeps_the_slices(pod, tmp_path):
     assert code == 1 and "jaxlm: there is no configs/none.py." in said and "The slices are kept, and cost" in said
     assert calls(tmp_path)[-1] == "ssh status"
     code, said = pod("delete", "pod", "--zone=z")
-    assert code == 0 and calls(tmp_path)[-3:] == ["ssh stop", "ssh cat jaxlm-run/log", "delete"]
+    assert code == 0 and calls(tmp_path)[-3:] == ["ssh stop", LOG, "delete"]
 
 
 @pytest.mark.slow
