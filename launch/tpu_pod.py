@@ -128,9 +128,9 @@ class Pod:
             logs.mkdir(parents=True, exist_ok=True)
         for index in range(self.args.slices):
             _, text = self.ssh(str(index), "all", 'sed "s/^/$(hostname): /" jaxlm-run/log', capture=True)
-            if text:
+            if text and not self.args.dry_run:
                 (logs / f"slice-{index}.log").write_text(text)
-            elif not self.args.dry_run:
+            elif not text:
                 say(f"the workers of slice {index} give no log")
         for path in self.args.collect:
             self.scp(f"{self.args.name}:{path}", str(logs), "--recurse")
