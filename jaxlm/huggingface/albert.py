@@ -81,4 +81,4 @@ def read_objective(source: Source) -> MaskedLM:
     )
 
 
-FAMILY = Family("albert", models, read_objective, bert.text_heads("Albert", "albert.pooler"))
+FAMILY = Family("albert", models, read_objective, bert.text_heads("Albert", "albert.pooler", "classifier_dropout_prob"))

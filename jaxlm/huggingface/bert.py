@@ -84,14 +84,14 @@ def table(next_sentence: bool) -> Table:
     )
 
 
-def text_heads(name: str, pooler: str) -> dict[str, Head]:
+def text_heads(name: str, pooler: str, dropout: str = "classifier_dropout") -> dict[str, Head]:
     """Return the heads of classes like BERT's.
 
-    `pooler` is the name of the dense layer before a classifier of texts.
+    `pooler` is the name of the dense layer before a classifier of texts, `dropout` the field with the rate after it.
     """
     return {
-        "SequenceClassification": Head(f"{name}ForSequenceClassification", dense=pooler),
-        "MultipleChoice": Head(f"{name}ForMultipleChoice", dense=pooler),
+        "SequenceClassification": Head(f"{name}ForSequenceClassification", dense=pooler, dropout=dropout),
+        "MultipleChoice": Head(f"{name}ForMultipleChoice", dense=pooler, dropout=dropout),
         "TokenClassification": Head(f"{name}ForTokenClassification"),
         "QuestionAnswering": Head(f"{name}ForQuestionAnswering", "qa_outputs"),
     }

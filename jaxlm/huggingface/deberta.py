@@ -44,7 +44,7 @@ DEFAULTS = {
 }
 """Values of the class where config.json has none."""
 GENERATOR = "generator"
-HEADS = bert.text_heads("DebertaV2", "pooler.dense")
+HEADS = bert.text_heads("DebertaV2", "pooler.dense", "cls_dropout")
 LEGACY = {r"cls\.predictions\.(transform\.|(?=bias$))": "lm_predictions.lm_head."}
 RTD_HEAD = (
     *norm("rtd_head/norm", "mask_predictions.LayerNorm"),

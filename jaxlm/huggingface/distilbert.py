@@ -70,4 +70,4 @@ def read_objective(source: Source) -> MaskedLM:
     return MaskedLM(model=Distilbert(**source.read(FIELDS)), input_format="document")
 
 
-FAMILY = Family("distilbert", models, read_objective, text_heads("DistilBert", "pre_classifier"))
+FAMILY = Family("distilbert", models, read_objective, text_heads("DistilBert", "pre_classifier", "seq_classif_dropout"))

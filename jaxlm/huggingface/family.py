@@ -55,12 +55,14 @@ class Head(NamedTuple):
         classifier: name of the classifier layer.
         dense: name of the layer before it; "" if there is none.
         config: fields of config.json that determine the head. An import accepts any value in place of null.
+        dropout: field of config.json with the dropout rate before the classifier.
     """
 
     architecture: str
     classifier: str = "classifier"
     dense: str = ""
     config: Mapping[str, Any] = {}
+    dropout: str = "classifier_dropout"
 
 
 @dataclasses.dataclass(frozen=True)

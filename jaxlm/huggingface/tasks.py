@@ -143,7 +143,7 @@ def _table(main: Table, root: str, task: Objective, head: Head | None = None) ->
 def _config(kind: type[Task], task: Task, head: Head) -> dict[str, Any]:
     """Return the fields of config.json that belong to the task."""
     template, v = task.template, task.vocabulary
-    config: dict[str, Any] = {"classifier_dropout": task.classifier_dropout, **head.config}
+    config: dict[str, Any] = {head.dropout: task.classifier_dropout, **head.config}
     if v.pad < 0 and template.symbols:  # GPT-1: its class reads the last token before padding
         config["pad_token_id"] = symbol_id(v, template.symbols[0])
     if issubclass(kind, (Classification, Tagging, Rerank)):
@@ -169,7 +169,8 @@ def _settings(kind: type[Task]) -> list[dataclasses.Field[Any]]:
 def _read_task(base: Family, kind: type[Task], head: Head, source: Source) -> Task:
     """Read a task from a folder of its Transformers class."""
     source.require(**{key: value for key, value in head.config.items() if value is not None})
-    fields: dict[str, Any] = {"classifier_dropout": source.value("classifier_dropout", kind.classifier_dropout)}
+    rate = source.value("hidden_dropout_prob", kind.classifier_dropout)  # of the classes for null
+    fields: dict[str, Any] = {"classifier_dropout": source.value(head.dropout, rate)}
     names = source.config.get("id2label")
     names = names or {number: f"LABEL_{number}" for number in range(source.value("num_labels", 2))}
     if not all(str(number).isdecimal() for number in names):

@@ -136,6 +136,7 @@ def models(tmp_path_factory, vocab_file) -> tuple[Path, Path]:
     found = tuple(save_torch(torch_bert("gelu", seed=seed), folder / str(seed), vocab_file) for seed in (0, 1))
     for each in found:
         (each / "pytorch_model.bin").write_bytes(b"pickle")
+        (each / "consolidated.safetensors").write_bytes(b"Mistral's second copy")
         (each / "onnx").mkdir()
         (each / "onnx" / "model.onnx").write_bytes(b"graph")
     return found
@@ -192,6 +193,7 @@ def test_it_is_imported_and_embeds(hub, models, tmp_path, capsys):
     commit = hub.push("acme/tiny", models[0])
     assert main(["import", "hf:acme/tiny", str(tmp_path / "run")]) == 0
     assert metadata(tmp_path / "run", 0)["imported_from"] == f"hf:acme/tiny#{commit}"
+    assert {name.split("/")[-1] for name in hub.served if name.endswith(".safetensors")} == {"model.safetensors"}
     capsys.readouterr()
     vectors = []
     for model in ("hf:acme/tiny", str(models[0])):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.numpy import load_file, save_file
 
 from jaxlm import systems
 from jaxlm.data.labelled import LabelledSource, Record
@@ -343,6 +344,26 @@ def test_the_answer_kinds_of_coqa_are_left_out(tokenizer, tmp_path):
     imported = import_folder(export_folder(tmp_path / "out", task, params, tokenizer, ModelCard()))
     assert not imported.objective.kinds and imported.params.keys() == params.keys() - {"kind_classifier"}
     assert "| Left out, without a counterpart there | kind_classifier |" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_classes_without_names_and_the_dropout_of_a_class(tokenizer, tmp_path):
+    task = task_of(Classification, Distilbert, tokenizer, labels=("0", "1", "2"), classifier_dropout=0.3)
+    out = export_folder(tmp_path / "out", task, random_params(task, 0), tokenizer, ModelCard())
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(out)
+    assert theirs.config.id2label == {0: "LABEL_0", 1: "LABEL_1", 2: "LABEL_2"} and theirs.dropout.p == 0.3
+    found = import_folder(out).objective
+    assert found.labels == ("0", "1", "2") and found.classifier_dropout == 0.3
+    (out / "config.json").write_text(json.dumps(read_json(out / "config.json") | {"problem_type": "regression"}))
+    with pytest.raises(UserError, match="problem_type regression has 3 labels"):
+        import_folder(out)
+
+
+def test_an_older_albert_of_tags_has_a_pooler(tokenizer, tmp_path):
+    task = task_of(Tagging, Albert, tokenizer)
+    out = export_folder(tmp_path / "out", task, random_params(task, 0), tokenizer, ModelCard())
+    pooler = {"albert.pooler.weight": np.ones((24, 24), np.float32), "albert.pooler.bias": np.ones(24, np.float32)}
+    save_file(load_file(out / "model.safetensors") | pooler, out / "model.safetensors", {"format": "pt"})
+    assert class_of(import_folder(out).objective) is Tagging
 
 
 @pytest.mark.parametrize(("changes", "message"), [
