@@ -335,21 +335,40 @@ def _precision_recall(prefix: str, precision: float, recall: float) -> dict[str,
 
 
 def rouge(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Return rouge1, rouge2, rougeL: mean F of the best reference, with stemming (package rouge-score), from 0 to 1."""
+    """Return rouge1, rouge2, rougeL: mean F of the best reference, with stemming (package rouge-score), from 0 to 1.
+
+    The package knows only the letters a to z. If most letters of the references are others, its words are those of
+    `split_characters`.
+    """
     require_packages(["rouge"])
     from rouge_score.rouge_scorer import RougeScorer
 
     names = ("rouge1", "rouge2", "rougeL")
-    scorer = RougeScorer(names, use_stemmer=True)
+    letters = [char for char in "".join(itertools.chain.from_iterable(references)) if char.isalpha()]
+    is_other = sum(char.isascii() for char in letters) < len(letters) / 2
+    scorer = RougeScorer(names, use_stemmer=True, tokenizer=_Words() if is_other else None)
     rows = [scorer.score_multi(list(golds), text) for text, golds in zip(predictions, references, strict=True)]
     return {name: float(np.mean([row[name].fmeasure for row in rows])) if rows else 0.0 for name in names}
 
 
+class _Words:
+    """Tokenizer of `RougeScorer` for any script."""
+
+    def tokenize(self, text: str) -> list[str]:
+        return split_characters(text).split()
+
+
 def bleu(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """Return corpus BLEU of detokenized text (package sacrebleu), from 0 to 100."""
+    """Return corpus BLEU of detokenized text (package sacrebleu), from 0 to 100.
+
+    Its tokenization is 13a, zh for references in Chinese, and char for those in another script without spaces.
+    """
     require_packages(["bleu"])
     import sacrebleu
 
+    text = "".join(itertools.chain.from_iterable(references))
+    is_unspaced = 2 * len(re.findall(f"[{_WITHOUT_SPACES}]", text)) > sum(map(str.isalpha, text))
+    tokenize = "13a" if not is_unspaced else "char" if re.search("[\u0e00-\u17ff\u3040-\u30ff]", text) else "zh"
     most = max((len(golds) for golds in references), default=1)
     streams = [[golds[i] if i < len(golds) else None for golds in references] for i in range(most)]
-    return float(sacrebleu.corpus_bleu(list(predictions), streams).score) if predictions else 0.0
+    return float(sacrebleu.corpus_bleu(list(predictions), streams, tokenize=tokenize).score) if predictions else 0.0

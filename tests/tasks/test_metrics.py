@@ -191,6 +191,15 @@ def test_texts_as_rouge_score_and_sacrebleu():
     assert metrics.bleu(same, [same]) == pytest.approx(100)
     other = ["Je ne suis pas certain de pouvoir lui faire confiance."]
     assert metrics.bleu(same, [other]) == pytest.approx(sacrebleu.corpus_bleu(same, [other]).score)
+    russian, chinese, thai = "Пошёл сильный дождь, и мы ушли", "今天下了很大的雨，我们走了", "วันนี้ฝนตกหนักเราจึงไป"
+    assert metrics.rouge([russian, "x"], [[russian], [russian]])["rouge2"] == pytest.approx(0.5)
+    assert metrics.rouge(["сильный дождь"], [[russian]])["rouge1"] == pytest.approx(2 * 2 / (2 + 6))
+    for text, name in ((russian, "13a"), (chinese, "zh"), (thai, "char")):
+        wrong = text[:5] + "x" + text[6:]
+        assert metrics.bleu([wrong], [[text]]) == pytest.approx(
+            sacrebleu.corpus_bleu([wrong], [[text]], tokenize=name).score
+        )
+        assert metrics.bleu([wrong], [[text]]) > 20
 
 
 ROWS = [  # human answers, best span, score of no answer
