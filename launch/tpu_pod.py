@@ -51,7 +51,8 @@ class Pod:
         if self.args.dry_run:
             print(shlex.join(words), flush=True)
             return 0, "[]"
-        done = subprocess.run(words, cwd=CHECKOUT, text=True, stdout=subprocess.PIPE if capture else None)
+        out = subprocess.PIPE if capture else None
+        done = subprocess.run(words, cwd=CHECKOUT, text=True, encoding="utf-8", errors="replace", stdout=out)
         return done.returncode, done.stdout or ""
 
     def gcloud(self, group: str, verb: str, *words: str, capture: bool = False) -> tuple[int, str]:
@@ -129,7 +130,7 @@ class Pod:
         for index in range(self.args.slices):
             _, text = self.ssh(str(index), "all", 'sed "s/^/$(hostname): /" jaxlm-run/log', capture=True)
             if text and not self.args.dry_run:
-                (logs / f"slice-{index}.log").write_text(text)
+                (logs / f"slice-{index}.log").write_text(text, encoding="utf-8")
             elif not text:
                 say(f"the workers of slice {index} give no log")
         for path in self.args.collect:

@@ -5,6 +5,7 @@ Every model family uses the same names for the same kinds of parameters, so one 
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import operator
 import re
@@ -14,6 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxlm.parallel.hosts import require_same
 from jaxlm.parallel.mesh import BATCH_AXES
 from jaxlm.trees import path_string
 
@@ -84,8 +86,19 @@ def shardings(tree: Any, mesh: Mesh) -> Any:
 def place(tree: Any, placement: Any) -> Any:
     """Return arrays under their shardings; of one of the host, which all processes have, each device gets its shard.
 
-    `jax.device_put` would send the whole of it to every device, to compare it between the processes.
+    `jax.device_put` would send the whole of it to every device, to compare it between the processes; here those compare
+    a digest.
+
+    Raises:
+        UserError: The arrays differ between processes that share a mesh.
     """
+    hosts = [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, np.ndarray)]
+    if hosts and not all(sharding.is_fully_addressable for sharding in jax.tree.leaves(placement)):
+        total = hashlib.sha256()
+        for leaf in hosts:
+            total.update(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8))
+        require_same({"weights that are read from a folder": total.hexdigest()})
+
     def put(leaf: Any, sharding: NamedSharding) -> Any:
         if isinstance(leaf, np.ndarray):
             return jax.make_array_from_callback(leaf.shape, sharding, lambda index: leaf[index])

@@ -183,7 +183,7 @@ def lock(folder: epath.Path) -> TextIO:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not os.path.samestat(os.fstat(handle.fileno()), os.stat(folder / ".lock")):
             raise BlockingIOError("the process that held the lock has just removed the file")
-    except BlockingIOError:
+    except (BlockingIOError, FileNotFoundError):  # or it has just removed the file
         handle.seek(0)
         owner = handle.read().strip()
         handle.close()

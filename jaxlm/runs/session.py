@@ -168,9 +168,9 @@ def _check_phase(phase: Phase, experiment: Experiment, vocabulary: Vocabulary) -
 
 
 def find_tokenizer(resolved: Resolved, run: RunFolder, report: Report = print) -> Tokenizer:
-    """Return the tokenizer of the pretrained model or of the run; otherwise the one that the data names or trains."""
+    """Return the tokenizer of the run or of the pretrained model; otherwise the one that the data names or trains."""
     data, symbols = resolved.experiment.data, resolved.experiment.symbols
-    if resolved.pretrained is not None:
+    if run.tokenizer_folder is None and resolved.pretrained is not None:
         return resolved.pretrained.tokenizer.with_symbols(symbols)
     if run.tokenizer_folder is None:
         return main_first(lambda: data.prepare_tokenizer(report, symbols), "prepare the tokenizer")

@@ -50,7 +50,7 @@ class Rerank(MultipleChoice):
 
     def select_params(self, source: PretrainedModel) -> Params:
         params, theirs = super().select_params(source), source.objective
-        if getattr(theirs, "target", "") == "number":  # a published reranker, whose files do not say what its number is
+        if getattr(theirs, "target", "") == "number":  # such as a published reranker's: no file says what the number is
             params |= {"classifier": source.params["classifier"]}
         return params
 

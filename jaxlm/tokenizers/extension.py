@@ -156,10 +156,15 @@ def _add_bpe(model: dict[str, Any], size: int, words: Mapping[str, tuple[Sequenc
         for pair in itertools.pairwise(pieces):
             places[pair].add(word)
     new: dict[str, Pieces] = {}
-    frequent = [(-len(holders), pair) for pair, holders in places.items()]
+
+    def entry(pair: tuple[str, str]) -> tuple[int, Any, tuple[str, str]]:
+        """Order by frequency, then by the pair, the largest first."""
+        return -len(places[pair]), [[*(-ord(char) for char in piece), 1] for piece in pair], pair
+
+    frequent = [entry(pair) for pair in places]
     heapq.heapify(frequent)
     while frequent:  # as in the training of a BPE, but every word counts once, which saves pieces
-        count, pair = heapq.heappop(frequent)
+        count, _, pair = heapq.heappop(frequent)
         if not count or count != -len(places[pair]):  # its number has changed since
             continue
         ranks[pair], piece = len(ranks), "".join(pair)
@@ -175,7 +180,7 @@ def _add_bpe(model: dict[str, Any], size: int, words: Mapping[str, tuple[Sequenc
                 places[other].add(word)
             changed.update(itertools.pairwise(parts[word]))
         for other in changed:
-            heapq.heappush(frequent, (-len(places[other]), other))
+            heapq.heappush(frequent, entry(other))
     model["merges"] = [list(pair) for pair in ranks]
     return new
 

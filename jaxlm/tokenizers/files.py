@@ -248,7 +248,7 @@ def _read_wordpiece(path: epath.Path) -> Definition:
                         "WordPiece vocabulary (one piece a line).")
     words = [piece for piece in pieces if not piece.startswith(("[", "<"))]
     # A script without case is no evidence of lower-casing, and a few capitals, such as added words, none against it.
-    cased = [piece for piece in words if piece.lower() != piece.upper()]
+    cased = [piece for piece in words if piece.lower() != piece.title()]  # Georgian has capitals, but not in titles
     is_uncased = bool(cased) and sum(piece != piece.lower() for piece in cased) <= len(cased) / 100
     keeps_accents = is_uncased and "do_lower_case" not in folder.settings and _has_accents(vocab)
     model = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocab, unk_token=unknown, max_input_chars_per_word=100))

@@ -106,6 +106,7 @@ def train(
                 line = f"Stopped by a signal after step {step:,}; saved. Run the same command to go on."
                 _finish(checkpoints, log, [line])
                 raise Stopped(stop_signal)
+        stop(0)  # another run of this process begins at 1 again
         kept = {step: history[step] for step in checkpoints.steps() if step in history}
         _finish(checkpoints, log, _describe_best(kept, t))
     return state, figures
@@ -403,5 +404,3 @@ def _stop_signals(after_step: int) -> Iterator[Callable[[int], int]]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler or signal.SIG_DFL)
-        if several:  # another run of this process begins at 1 again
-            multihost_utils.reached_preemption_sync_point(0)

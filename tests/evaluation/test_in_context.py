@@ -272,6 +272,7 @@ def test_wrong_flags(bert, prompt_file, capsys):
     file = prompt_file(kind="pseudo-likelihood")
     for flags, words in (
         (["--limit", "2"], "--limit is for prompts"),
+        (["--length", "64"], "--length is for --vectors; leave it out; --data.length is that of a task"),
         (["--task", file, "--limit", "-1"], "argument --limit: -1 is below 0; see `jaxlm evaluate --help`."),
         (["--bootstrap", "-3"], "argument --bootstrap: -3 is below 0"),
     ):

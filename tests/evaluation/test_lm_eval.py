@@ -29,7 +29,7 @@ TASKS = {
     ),
     "free": dict(
         output_type="generate_until", doc_to_text="Say {{text}}:", doc_to_target="{{pieces[0]}}",
-        generation_kwargs={"until": ["b", "\n\n"], "max_gen_toks": 7, "do_sample": False},
+        generation_kwargs={"until": ["b", "\n\n"], "max_new_tokens": 7, "do_sample": False},
         metric_list=[{"metric": "exact_match"}],
     ),
 }

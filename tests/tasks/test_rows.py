@@ -192,6 +192,9 @@ def test_rows_of_squad_are_those_of_its_json(tmp_path):
         path = f"hf:{tmp_path / 'saved'}" if name == "hf:saved" else str(tmp_path / name)
         found, _ = good_rows(AnswerRows(), path)
         assert [row._replace(place="") for row in found] == [row._replace(place="") for row in expected]
+    classes = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])})
+    datasets.Dataset.from_dict({"text": ["a", "b"], "label": [-1, 1]}, classes).save_to_disk(tmp_path / "classes")
+    assert [row.values["label"] for row in TextRows().read(f"hf:{tmp_path / 'classes'}")] == [None, "1"]
     rows[1]["answers"]["answer_start"].pop()
     with pytest.raises(UserError, match=r"bad.jsonl cannot be read \(zip"):
         read(AnswerRows(), tmp_path, "bad.jsonl", "\n".join(map(json.dumps, rows)))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -63,6 +65,18 @@ def test_damaged_lines_are_left_out_and_mended(tmp_path):
     MetricsWriter(tmp_path, tracker="none", after_step=3).close()
     assert path.read_bytes() == first + second
     assert last_evaluation(tmp_path / "none") == (0, {})
+
+
+def test_lines_are_forced_to_the_disk_at_checkpoints(tmp_path, monkeypatch):
+    forced = []
+    monkeypatch.setattr(os, "fsync", forced.append)
+    with contextlib.closing(MetricsWriter(tmp_path, tracker="none", after_step=0)) as writer:
+        writer._next_sync = 0.0
+        for step in (1, 2, 3):
+            writer.write(step, {"loss": 1.0})
+        assert len(forced) == 1
+        writer.sync()
+        assert len(forced) == 2
 
 
 def test_curves_have_metrics_that_the_first_step_lacks(tmp_path, monkeypatch):
