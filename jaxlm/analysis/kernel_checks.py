@@ -31,8 +31,8 @@ LIMITS = {"float32": 1e-4, "bfloat16": 3e-2}
 """Relative errors by type; more is allowed where scores in memory have half of it in the same type on the CPU."""
 ROWS, LENGTH, HEADS, WIDTH = 2, 256, 2, 64
 RATE = 0.25
-DOCUMENTS = np.repeat([[1, 2], [1, 0]], [150, 106], axis=1).astype(np.int32)
-"""Segments of two rows; the second ends with padding."""
+DOCUMENTS = np.repeat([[1, 2], [1, 0]], [100, 156], axis=1).astype(np.int32)
+"""Segments of two rows; the second ends with padding, of more than 128 tokens."""
 CONFIG = StackConfig(hidden_size=HEADS * WIDTH, num_layers=1, num_heads=HEADS, head_dim=WIDTH, intermediate_size=1,
                      attention="xla", attention_dropout=RATE)
 

@@ -1,5 +1,6 @@
 """Windows and batches of a token store against their definition, and streams."""
 
+import gc
 import itertools
 import threading
 import time
@@ -137,19 +138,23 @@ def test_a_stream_starts_anywhere(store):
 
 
 def test_a_closed_stream_ends_its_thread(store):
-    before = threading.active_count()
+    def count():
+        return sum(thread.name.startswith("jaxlm-batches") for thread in threading.enumerate())
+
+    gc.collect()
+    before = count()
     streams = [store.batches("train", 4, RowFormat("packed", 6), 1).stream() for _ in range(3)]
     for stream in streams:
         next(stream)
-    assert threading.active_count() == before + 3
+    assert count() == before + 3
     streams[0].close()
-    assert threading.active_count() == before + 2
+    assert count() == before + 2
     del streams, stream
     for _ in range(100):
-        if threading.active_count() == before:
+        if count() == before:
             break
         time.sleep(0.05)
-    assert threading.active_count() == before
+    assert count() == before
 
 
 def test_errors_of_the_thread_are_raised_by_the_iterator(store, monkeypatch):

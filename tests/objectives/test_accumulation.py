@@ -227,6 +227,25 @@ def test_an_evaluation_in_several_batches_is_one_of_a_large_batch(name):
         assert totals.sums[key][0] == pytest.approx(float(term.total), abs=1e-6 * float(size))
 
 
+def test_dropout_differs_between_steps_and_is_off_in_evaluation():
+    """The corruption of a causal LM draws nothing, and the optimizer here moves nothing."""
+    objective = CausalLM(model=Gpt2(**(ENCODER | dict(dropout=0.3)))).bind(VOCABULARY, LENGTH)
+    train = TrainConfig(steps=10, batch_size=ROWS, accumulate=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "make_optimizer", lambda *_: KEEP)
+        own = Program(objective, train, OptimizerConfig(), make_mesh(MeshConfig(1), jax.devices()[:1]))
+    rows = text(objective)
+    rows = TokenBatch(*(np.repeat(array[: ROWS // 2], 2, axis=0) for array in rows[:2]))  # both microbatches are alike
+    state, losses, sums = own.init_state(random_params(objective)), [], []
+    evaluated = float(total_loss(own.eval_step(state.params, rows, np.int32(0), (), ())[0]))
+    for _ in range(2):
+        state, terms = own.train_step(state, rows, ())
+        losses.append(float(terms["lm_loss"].total / terms["lm_loss"].weight))
+        sums.append(norm(jax.device_get(state.opt_state)))
+    assert len({round(loss, 4) for loss in (*losses, evaluated)}) == 3
+    assert sums[0] != sums[1]
+
+
 def test_the_evaluation_step_gives_the_same_in_batches():
     """Causal LM draws nothing, so that every batch of rows has the same examples wherever it is evaluated."""
     own, batch = program("causal", 1), text(bound("causal"), seed=2)

@@ -68,11 +68,11 @@ def test_equals_the_formula(chunk, z_loss):
         np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
-@pytest.mark.parametrize("shards", first_fast([2, 1]))
+@pytest.mark.parametrize("shards", first_fast([1, 2]))
 def test_a_label_far_below_the_others(shards, monkeypatch):
     """Labels with a logit far below the others; loss and gradients are those of float64."""
     monkeypatch.setattr(chunked_loss, "num_vocabulary_shards", lambda: shards)
-    hidden, table, bias, labels, weights = inputs(batch=2, length=6, vocab=1000)
+    hidden, table, bias, labels, weights = inputs(batch=2, length=24, vocab=1000)  # few rows take another way
     labels, weights = (labels % 2) * 500, jnp.maximum(weights, 0.5)
 
     def loss(hidden, table, bias):

@@ -15,6 +15,7 @@ from jaxlm.errors import UserError
 from jaxlm.models.albert import Albert
 from jaxlm.models.base import Inputs
 from jaxlm.models.bert import Bert
+from jaxlm.objectives import masked_lm
 from jaxlm.objectives.base import total_loss
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.objectives.next_sentence import NEXT_SENTENCE
@@ -83,6 +84,20 @@ def test_rows_of_full_sentences_are_masked_as_in_fairseq():
 
 
 @pytest.mark.slow
+def test_fields_reach_the_corruption(monkeypatch):
+    seen = {}
+    monkeypatch.setattr(masked_lm, "mask_tokens", lambda key, ids, never, **given: seen.update(given))
+    v = Vocabulary.stand_in(160)
+    example = {"input_ids": np.zeros((1, 24), np.int32), "attention_mask": np.ones((1, 24), np.int32)}
+    shares = dict(mask_rate=0.3, mask_share=0.6, random_share=0.3)
+    MaskedLM(**shares, whole_word=True, longest_ngram=2, max_predictions=5).bind(v, 24).mask(jax.random.key(0), example)
+    assert (seen["rate"], seen["mask_share"], seen["random_share"]) == (0.3, 0.6, 0.3)
+    assert seen["word_start"] is not None and (seen["longest_ngram"], seen["slots"]) == (2, 5)
+    assert not seen["round_randomly"] and seen["random_ids"] is v.random_ids
+    MaskedLM(input_format="full-sentences").bind(v, 24).mask(jax.random.key(0), example)
+    assert seen["word_start"] is None and seen["round_randomly"] and seen["random_ids"] is v.text_ids
+
+
 def test_ngrams_have_words_of_their_own():
     """A row that is one word otherwise has as many words as tokens for n-grams, so that some of it is masked."""
     stand_in = Vocabulary.stand_in(300)

@@ -21,7 +21,7 @@ from jaxlm.objectives.replaced_tokens import ReplacedTokens
 from jaxlm.objectives.span_corruption import SpanCorruption
 from jaxlm.runs.folder import write_json
 from jaxlm.training.loop import evaluation_line
-from jaxlm.training.metrics import MetricsWriter, last_evaluation, read_metrics
+from jaxlm.training.metrics import MetricsWriter, is_out_of_patience, last_evaluation, read_metrics
 
 
 @pytest.mark.parametrize(("objective", "name", "has"), [
@@ -65,6 +65,14 @@ def test_damaged_lines_are_left_out_and_mended(tmp_path):
     MetricsWriter(tmp_path, tracker="none", after_step=3).close()
     assert path.read_bytes() == first + second
     assert last_evaluation(tmp_path / "none") == (0, {})
+
+
+def test_patience_ends_with_evaluations_that_are_not_the_best():
+    patient = TrainConfig(patience=2, best_by="loss")
+    assert not is_out_of_patience({1: 3.0, 2: 2.0, 3: 2.5}, patient)
+    assert is_out_of_patience({1: 3.0, 2: 2.0, 3: 2.5, 4: 2.1}, patient)
+    assert not is_out_of_patience({1: 3.0, 2: 2.0, 3: 2.5, 4: 1.9}, patient)
+    assert not is_out_of_patience({1: 1.0, 2: 2.0, 3: 3.0}, TrainConfig(patience=0))
 
 
 def test_lines_are_forced_to_the_disk_at_checkpoints(tmp_path, monkeypatch):

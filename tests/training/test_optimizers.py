@@ -16,9 +16,15 @@ import torch
 from jaxlm.config.experiment import OptimizerConfig, TrainConfig
 from jaxlm.errors import UserError
 from jaxlm.huggingface import xlnet
+from jaxlm.models.albert import Albert
+from jaxlm.models.bert import Bert
+from jaxlm.models.deberta import Deberta
 from jaxlm.models.elmo import Elmo
+from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.layers.stack import unstack
 from jaxlm.models.modernbert import ModernBert
+from jaxlm.models.reformer import Reformer
+from jaxlm.models.t5 import T5
 from jaxlm.models.xlnet import Xlnet
 from jaxlm.objectives.bidirectional_lm import BidirectionalLM
 from jaxlm.objectives.permutation_lm import PermutationLM
@@ -100,16 +106,18 @@ def clipped(grads: dict[str, np.ndarray], most: float) -> dict[str, np.ndarray]:
 def test_updates_written_out(name, corrected):
     """Adam's from the moments, with decay on matrices (without correction: BERT's and ELECTRA's own code); LAMB's is
     scaled one matrix at a time (You et al. 2020, algorithm 2)."""
-    config = OptimizerConfig(name=name, learning_rate=0.05, warmup_steps=2, weight_decay=0.1, bias_correction=corrected)
+    config = OptimizerConfig(
+        name=name, learning_rate=0.05, warmup_steps=2, weight_decay=0.1, bias_correction=corrected, b1=0.8
+    )
     rate = make_schedule(config, STEPS)
     params = flat(parameters())
     m = {path: np.zeros_like(p) for path, p in params.items()}
     v = {path: np.zeros_like(p) for path, p in params.items()}
     for step in range(STEPS):
         for path, g in clipped(flat(gradients(step)), config.clip_norm).items():
-            m[path] = 0.9 * m[path] + 0.1 * g
+            m[path] = 0.8 * m[path] + 0.2 * g
             v[path] = 0.999 * v[path] + 0.001 * g**2
-            bias = [1 - b ** (step + 1) if corrected else 1.0 for b in (0.9, 0.999)]
+            bias = [1 - b ** (step + 1) if corrected else 1.0 for b in (0.8, 0.999)]
             update = m[path] / bias[0] / (np.sqrt(v[path] / bias[1]) + config.eps)
             if path.endswith(("kernel", "embedding")):
                 update = update + config.weight_decay * params[path]
@@ -154,13 +162,15 @@ def test_stable_adamw_clips_the_update_of_each_matrix(corrected):
 
 def test_lion_written_out():
     """Chen et al. 2023, algorithm 2; kernels and embeddings decay."""
-    config = OptimizerConfig(name="lion", learning_rate=0.05, warmup_steps=2, weight_decay=0.1, b2=0.99, clip_norm=0.0)
+    config = OptimizerConfig(
+        name="lion", learning_rate=0.05, warmup_steps=2, weight_decay=0.1, b1=0.8, b2=0.99, clip_norm=0.0
+    )
     rate = make_schedule(config, STEPS)
     params = flat(parameters())
     m = {path: np.zeros_like(p) for path, p in params.items()}
     for step in range(STEPS):
         for path, g in flat(gradients(step)).items():
-            update = np.sign(0.9 * m[path] + 0.1 * g)
+            update = np.sign(0.8 * m[path] + 0.2 * g)
             m[path] = 0.99 * m[path] + 0.01 * g
             if path.endswith(("kernel", "embedding")):
                 update = update + config.weight_decay * params[path]
@@ -241,6 +251,20 @@ def test_adamw_is_torchs_without_decay_on_biases_and_norms():
         torch.nn.utils.clip_grad_norm_(theirs.values(), config.clip_norm)
         for group in optimizer.param_groups:
             group["lr"] = float(rate(step))
+        optimizer.step()
+    for name, ours in flat(run(config)).items():
+        np.testing.assert_allclose(ours, theirs[name].detach().numpy(), rtol=2e-5, atol=2e-6, err_msg=name)
+
+
+def test_adagrad_is_torchs():
+    config = OptimizerConfig(name="adagrad", learning_rate=0.05, warmup_steps=2, clip_norm=0.0, eps=0.01)
+    theirs = {name: torch.nn.Parameter(torch.tensor(p)) for name, p in flat(parameters()).items()}
+    optimizer = torch.optim.Adagrad(theirs.values(), initial_accumulator_value=0.01, eps=0.0)
+    rate = make_schedule(config, STEPS)
+    for step in range(STEPS):
+        for name, g in flat(gradients(step)).items():
+            theirs[name].grad = torch.tensor(g)
+        optimizer.param_groups[0]["lr"] = float(rate(step))
         optimizer.step()
     for name, ours in flat(run(config)).items():
         np.testing.assert_allclose(ours, theirs[name].detach().numpy(), rtol=2e-5, atol=2e-6, err_msg=name)
@@ -339,6 +363,12 @@ def test_layers_below_learn_more_slowly():
     for layer, factor in (("0", 0.5**3), ("1", 0.5**2)):
         assert jax.tree.leaves(shares["encoder"]["layers"][layer]) == pytest.approx([factor] * 4, rel=1e-3)
     assert shares["norm"]["scale"] == pytest.approx(1.0, rel=1e-3)
+
+
+@pytest.mark.parametrize("model", [Albert, Bert, Deberta, Gpt2, Reformer, T5, Xlnet])
+def test_parameters_below_the_layers_have_the_names_of_the_model(model):
+    names = jax.eval_shape(model().init, jax.random.key(0)).keys()
+    assert set(model.input_params) - {"projection"} <= names  # which only some encoders have
 
 
 def test_frozen_layers_count_for_layer_decay():

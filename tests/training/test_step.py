@@ -27,7 +27,7 @@ from jaxlm.parallel.rules import is_stacked
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.training.loop import evaluate
 from jaxlm.training.optimizers import make_schedule
-from jaxlm.training.program import Program, TrainState, corruption_key
+from jaxlm.training.program import Program, TrainState, corruption_key, keep_unused
 from jaxlm.trees import path_string
 from jaxlm.types import TokenBatch
 
@@ -159,6 +159,15 @@ def test_an_evaluation_repeats_itself():
     assert terms(empty, 0)["mlm_loss"][:2] == terms(empty, 0)["nsp_loss"][:2] == (0, 0)
 
 
+def test_what_belongs_to_unused_parameters_stays():
+    new, old = (({"encoder": {"kernel": x}, "nsp_head": {"kernel": x}}, {"mu": {"nsp_head": {"kernel": x}}, "count": x})
+                for x in (1, 0))
+    kept = keep_unused(new, old, ("nsp_head/kernel",))
+    params, moments = kept
+    assert params == {"encoder": {"kernel": 1}, "nsp_head": {"kernel": 0}}
+    assert moments == {"mu": {"nsp_head": {"kernel": 0}}, "count": 1}
+
+
 def test_an_evaluation_of_several_batches_is_that_of_one():
     """Σ coefficient · total / weight over all of the held-out rows: a mean of the batches' losses is another number."""
     program = program_of()
@@ -190,6 +199,13 @@ def test_an_evaluation_of_several_batches_is_that_of_one():
     assert len({float(example["masked_weights"].sum()) for example in examples}) == 3
     assert found["loss"] == pytest.approx(float(loss_of(state.params, joined)), rel=1e-6)
     assert abs(np.mean(losses) - found["loss"]) > 1e-3
+
+    averaged = program_of(OptimizerConfig(average=0.5))  # evaluates the average and not the parameters
+    other = averaged.init_state(averaged.init_params(1)).params
+    state = averaged.init_state(averaged.init_params(0))._replace(average=other)
+    assert evaluate(averaged, state, Batches())["loss"] == pytest.approx(
+        evaluate(program, program.init_state(other), Batches())["loss"], rel=1e-6
+    )
 
 
 SIZES = dict(vocab_size=160, hidden_size=32, num_layers=2, num_heads=4, intermediate_size=64)

@@ -162,9 +162,16 @@ def _kept(x: Float[Array, "batch heads queries keys"], seeds: jax.Array | None, 
     return x if seeds is None else jnp.where(keep_mask(seeds, x.shape[2:], rate), x, jnp.zeros((), x.dtype))
 
 
+def _with_gradient(where: jax.Array, x: jax.Array) -> jax.Array:
+    """Return `x`, whose gradient is 0 except where `where` holds."""
+    return jnp.where(where, x, jax.lax.stop_gradient(x))
+
+
 def _by_cudnn(query, key, value, query_segments, key_segments, lengths, mask, bias, causal, band, scale):
     """Return attention by cuDNN's kernel, which takes lengths, or else the mask of each query and key."""
     visible = None
+    if causal and query_segments is None and lengths is not None:  # no query of a text sees the padding after it
+        key_segments = lengths = None
     # cuDNN has windows of its own for causal attention.
     has_window = causal and band is not None and all(x is None for x in (query_segments, key_segments, mask, bias))
     is_whole = query_segments is None and mask is None and (band is None or has_window)
@@ -183,6 +190,13 @@ def _by_cudnn(query, key, value, query_segments, key_segments, lengths, mask, bi
         return PartitionSpec(rows if x.shape[0] > 1 else None, heads if x.shape[1] > 1 else None)
 
     def run(query, key, value, bias, visible, lengths):
+        # cuDNN leaves the gradients of what no query sees unwritten (openxla/xla#44867, #46500).
+        written = jnp.ones((1, key.shape[1]), bool) if lengths is None else jnp.arange(key.shape[1]) < lengths[:, None]
+        if lengths is not None:
+            key, value = (_with_gradient(written[..., None, None], x) for x in (key, value))
+        if bias is not None:
+            seen = jnp.any(written, axis=0) & (jnp.tri(*bias.shape[2:], dtype=bool) if causal else True)
+            bias = _with_gradient(seen, bias)
         return jax.nn.dot_product_attention(
             query, key, value, bias, visible, scale=scale, is_causal=causal, key_value_seq_lengths=lengths,
             local_window_size=(band - 1, 0) if has_window else None, implementation="cudnn",

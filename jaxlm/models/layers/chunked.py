@@ -249,7 +249,7 @@ def hash_vectors(
     See Andoni et al. 2015. With several factors in `buckets`, each has its own directions and gives one digit of the
     bucket's number.
     """
-    rotated = jnp.einsum("bhnd,hdrk->bhrnk", x.astype(jnp.float32), rotations)
+    rotated = jnp.einsum("bhnd,hdrk->bhrnk", x.astype(jnp.float32), rotations, precision="highest")
     result, first, factor = jnp.zeros(rotated.shape[:-1], jnp.int32), 0, 1
     for count in buckets:
         part = rotated[..., first : first + count // 2]
