@@ -104,7 +104,9 @@ def topology_devices(name: str) -> Sequence[Any]:
     """
     if gpu.is_gpu_topology(name):
         return gpu.gpu_devices(name)
-    match = re.fullmatch(r"(?:(\d+)x)?(v\d+\w*|tpu\d+\w*)(?:-(\d+)|:(\d+(?:x\d+){1,2}))", name.strip().lower())
+    n = r"[1-9]\d*"
+    pattern = rf"(?:({n})x)?(v\d+\w*|tpu\d+\w*)(?:-({n})|:({n}(?:x{n}){{1,2}}))"
+    match = re.fullmatch(pattern, name.strip().lower())
     slices, generation, count, chips = match.groups() if match else [None] * 4
     generation = "v5e" if generation == "v5litepod" else generation
     chips = slice_shape(generation, int(count)) if count else chips

@@ -174,7 +174,7 @@ def test_without_the_compiler_one_sentence(monkeypatch):
     for name in ("h100:8", "2xH100:8", "a100"):
         with pytest.raises(UserError, match=r"^plans for GPUs need XLA's CUDA compiler; in the clone, run"):
             topology_devices(name)
-    for name in ("h100:0", "0xh100:8", "h100:8x2", "gh200:8"):
+    for name in ("h100:0", "0xh100:8", "h100:8x2", "gh200:8", "v5e:0x2", "0xv5e:2x2"):
         with pytest.raises(UserError, match=f"^'{name}' is not a topology; write the generation and its chips"):
             topology_devices(name)
 
