@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import functools
 import glob
 import json
 import os
@@ -36,6 +37,7 @@ METADATA = (
 )
 """Keys of a run's metadata, in data.json and in each of its checkpoints (see `jaxlm.runs.resume.run_metadata`). "jaxlm"
 is the version that wrote the file."""
+_log_once = functools.cache(log)  # a command may read a folder twice
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +132,7 @@ def _read_metadata(folder: epath.Path, steps: list[int]) -> dict[str, Any]:
         except KeyError:  # an older run has no digest
             continue
         except (OSError, ValueError, TypeError, RecursionError):
-            log(f"{path} is damaged; using the copy in a checkpoint, if there is one.")
+            _log_once(f"{path} is damaged; using the copy in a checkpoint, if there is one.")
     return {}
 
 

@@ -41,7 +41,7 @@ def changed(draw: st.DrawFn, value: Any) -> Any:
             holder = node
             key = draw(st.sampled_from(list(node) if isinstance(node, dict) else range(min(len(node), 40))))
             node = node[key]
-        new = draw(odd_value)
+        new = copy.deepcopy(draw(odd_value))  # a later change may be inside of it
         action = draw(st.sampled_from(("replace", "replace", "replace", "remove", "add")))
         if holder is None:
             value = new
