@@ -398,7 +398,7 @@ def test_continued_pretraining_of_an_mt5(tmp_path):
 
 def test_defaults_of_mt5(tmp_path):
     """A config.json may leave them out."""
-    source = Source(tmp_path, {"model_type": "mt5"}, ("lm_head.weight",))
+    source = Source(tmp_path, {"model_type": "mt5"}, ("lm_head.weight", "decoder.final_layer_norm.weight"))
     model = family_named("mt5", "here").read_objective(source).model
     theirs = transformers.MT5Config()
     assert all(getattr(model, ours) == getattr(theirs, name) for ours, (name, _) in FIELDS.items())
