@@ -172,7 +172,8 @@ class Run:
         """Return the last sentence of jaxlm in the output of process 0, else of another one."""
         for command in self.commands:
             lines = [line for line in command.output.splitlines() if re.match("jaxlm: |Stopped by a signal", line)]
-            told = [line for line in lines if not re.search("waiting |waits for|process 0 stopped", line)]
+            told = [line for line in lines if "gave up" in line or
+                    not re.search("waiting |waits for|process 0 stopped", line)]
             if told:
                 return told[-1]
         return JAX_SENTENCE if JAX_SENTENCE in self.output() else ""
