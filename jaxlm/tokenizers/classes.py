@@ -87,7 +87,7 @@ class Folder(NamedTuple):
 
     Attributes:
         kind: class of the tokenizer.
-        settings: options of the class, and content of special_tokens_map.json and tokenizer_config.json.
+        settings: options of the class, and content of tokenizer_config.json and, in older folders, special_tokens_map.json.
         tokens: added tokens as a `tokenizer.json` has them, in the order of their ids.
         roles: role → special token, as the files say; "" for a begin symbol that they say is none, as Qwen's do.
         special: all special tokens in the files; Transformers appends those that the vocabulary lacks.
@@ -102,7 +102,9 @@ class Folder(NamedTuple):
 
 def read_folder(folder: epath.Path, file_format: str, file: str = "", pieces: Collection[str] = ()) -> Folder:
     """Read the settings of a Transformers folder."""
-    settings = _read(folder, "special_tokens_map.json") | _read(folder, "tokenizer_config.json")
+    settings = _read(folder, "tokenizer_config.json")
+    if "added_tokens_decoder" not in settings:  # a folder of Transformers < 4.34, whose map comes first
+        settings |= _read(folder, "special_tokens_map.json")
     for key, value in (settings | settings.get("sp_model_kwargs", {})).items():
         if value != _SUPPORTED.get(key, value):
             raise UserError(f"{folder} has a tokenizer with {key} {value!r}, whose ids jaxlm cannot reproduce; choose "

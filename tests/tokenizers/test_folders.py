@@ -87,12 +87,12 @@ FOLDERS = {
     "added_tokens.json": ("wordpiece", {
         "config": {"tokenizer_class": "BertTokenizer", "do_lower_case": True},
         "added": {"troponin": 96, "stenosis": 95}}),
-    "added_tokens_decoder": ("wordpiece", {"config": {
+    "added_tokens_decoder": ("wordpiece", {"roles": {"pad_token": "the"}, "config": {
         "tokenizer_class": "BertTokenizerFast", "do_lower_case": True, "bos_token": "[CLS]", "eos_token": "[END]",
         "additional_special_tokens": ["[E1]"], "added_tokens_decoder": {
             "95": {"content": "troponin"}, "96": {"content": "[E2]", "special": True, "lstrip": True}}}}),
     "special_tokens_map.json": ("wordpiece", {"model": "bert", "roles": {"pad_token": {"content": "the"}}, "config": {
-        "do_lower_case": False, "strip_accents": True, "tokenize_chinese_chars": False}}),
+        "do_lower_case": False, "strip_accents": True, "tokenize_chinese_chars": False, "pad_token": "[PAD]"}}),
     "byte-bpe": ("roberta", {"model": "roberta", "config": {"add_prefix_space": True}, "added": {"STENOSIS": 272}}),
     "appended padding": ("gpt2", {"model": "gpt2", "roles": {"pad_token": "[PAD]"}}),
     "tokenizer.json": ("json", {"config": {
