@@ -130,7 +130,8 @@ KERNELS: dict[str, Kernel] = {
     "splash": Kernel((_attend("splash", packed=True, causal=True), _attend("splash", band=64)),
                      dtypes=("float32", "bfloat16"), drops=False),
     "cudnn": Kernel((_attend("cudnn"), _attend("cudnn", has_bias=True), _attend("cudnn", packed=True, causal=True),
-                     _attend("cudnn in blocks", packed=True, band=40)), ("gpu",), drops=False),
+                     _attend("cudnn", has_bias=True, causal=True), _attend("cudnn in blocks", packed=True, band=40)),
+                    ("gpu",), drops=False),
     "relative": Kernel((_relative(85, 0), _relative(0, 128))),
     "disentangled": Kernel((Case(_disentangled, ((ROWS, LENGTH, HEADS, WIDTH),) * 3
                                  + ((2 * LENGTH + 1, HEADS, WIDTH),) * 2),)),

@@ -81,4 +81,5 @@ def read_objective(source: Source) -> MaskedLM:
     )
 
 
-FAMILY = Family("albert", models, read_objective, bert.text_heads("Albert", "albert.pooler", "classifier_dropout_prob"))
+FAMILY = Family("albert", models, read_objective, bert.text_heads(
+    "Albert", "albert.pooler", *["classifier_dropout_prob"] * 2))

@@ -84,15 +84,18 @@ def table(next_sentence: bool) -> Table:
     )
 
 
-def text_heads(name: str, pooler: str, dropout: str = "classifier_dropout") -> dict[str, Head]:
+def text_heads(
+    name: str, pooler: str, dropout: str = "classifier_dropout", of_tokens: str = "classifier_dropout"
+) -> dict[str, Head]:
     """Return the heads of classes like BERT's.
 
-    `pooler` is the name of the dense layer before a classifier of texts, `dropout` the field with the rate after it.
+    `pooler` is the name of the dense layer before a classifier of texts, `dropout` and `of_tokens` the fields with the
+    rate before a classifier of texts and of tokens.
     """
     return {
         "SequenceClassification": Head(f"{name}ForSequenceClassification", dense=pooler, dropout=dropout),
         "MultipleChoice": Head(f"{name}ForMultipleChoice", dense=pooler, dropout=dropout),
-        "TokenClassification": Head(f"{name}ForTokenClassification"),
+        "TokenClassification": Head(f"{name}ForTokenClassification", dropout=of_tokens),
         "QuestionAnswering": Head(f"{name}ForQuestionAnswering", "qa_outputs"),
     }
 

@@ -169,8 +169,10 @@ def _settings(kind: type[Task]) -> list[dataclasses.Field[Any]]:
 def _read_task(base: Family, kind: type[Task], head: Head, source: Source) -> Task:
     """Read a task from a folder of its Transformers class."""
     source.require(**{key: value for key, value in head.config.items() if value is not None})
-    rate = source.value("hidden_dropout_prob", kind.classifier_dropout)  # of the classes for null
-    fields: dict[str, Any] = {"classifier_dropout": source.value(head.dropout, rate)}
+    # Classes take the layers' rate for null, or have no field; jaxlm once wrote classifier_dropout for all.
+    rate = source.value("hidden_dropout_prob", source.value("dropout", kind.classifier_dropout))
+    rate = source.value("classifier_dropout", source.value(head.dropout, rate))
+    fields: dict[str, Any] = {"classifier_dropout": rate}
     names = source.config.get("id2label")
     names = names or {number: f"LABEL_{number}" for number in range(source.value("num_labels", 2))}
     if not all(str(number).isdecimal() for number in names):

@@ -97,7 +97,7 @@ def place(tree: Any, placement: Any) -> Any:
         total = hashlib.sha256()
         for leaf in hosts:
             total.update(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8))
-        require_same({"weights that are read from a folder": total.hexdigest()})
+        require_same({"weights of the model that is read (each process needs the same folder)": total.hexdigest()})
 
     def put(leaf: Any, sharding: NamedSharding) -> Any:
         if isinstance(leaf, np.ndarray):

@@ -361,14 +361,16 @@ class _Words:
 def bleu(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
     """Return corpus BLEU of detokenized text (package sacrebleu), from 0 to 100.
 
-    Its tokenization is 13a, zh for references in Chinese, and char for those in another script without spaces.
+    Its tokenization is 13a, zh for references in Chinese, and char for those in another script without spaces (a tenth
+    of their characters: a Chinese text may have a few of Japanese).
     """
     require_packages(["bleu"])
     import sacrebleu
 
     text = "".join(itertools.chain.from_iterable(references))
-    is_unspaced = 2 * len(re.findall(f"[{_WITHOUT_SPACES}]", text)) > sum(map(str.isalpha, text))
-    tokenize = "13a" if not is_unspaced else "char" if re.search("[\u0e00-\u17ff\u3040-\u30ff]", text) else "zh"
+    unspaced = len(re.findall(f"[{_WITHOUT_SPACES}]", text))
+    others = len(re.findall("[\u0e00-\u17ff\u3040-\u30ff]", text))
+    tokenize = "13a" if 2 * unspaced <= sum(map(str.isalpha, text)) else "char" if 10 * others > unspaced else "zh"
     most = max((len(golds) for golds in references), default=1)
     streams = [[golds[i] if i < len(golds) else None for golds in references] for i in range(most)]
     return float(sacrebleu.corpus_bleu(list(predictions), streams, tokenize=tokenize).score) if predictions else 0.0

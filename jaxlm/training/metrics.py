@@ -76,7 +76,7 @@ class MetricsWriter:
         self.path, self.folder = folder / "metrics.jsonl", folder
         self._temporary = tempfile.TemporaryDirectory() if in_bucket(folder) else None
         local = Path(self._temporary.name if self._temporary else folder)
-        self._next_sync = time.monotonic() + SYNC_SECONDS
+        self._next_sync = time.monotonic() + SYNC_SECONDS if self._temporary else math.inf
         try:
             if self.path.exists():
                 kept = [json.dumps(line) + "\n" for line in read_metrics(folder) if line["step"] <= after_step]
@@ -104,7 +104,6 @@ class MetricsWriter:
         if self._temporary is None:
             with contextlib.suppress(OSError, ValueError):  # closing has written them
                 os.fsync(self.file.fileno())  # a network filesystem may keep them for long
-            self._next_sync = math.inf  # at each checkpoint only
             return
         start = time.monotonic()
         self.tracker.flush()

@@ -358,6 +358,14 @@ def test_classes_without_names_and_the_dropout_of_a_class(tokenizer, tmp_path):
         import_folder(out)
 
 
+def test_the_dropout_of_classifiers_of_tokens(tokenizer, tmp_path):
+    for model in (Albert, Bert):
+        task = task_of(Tagging, model, tokenizer, classifier_dropout=0.3)
+        out = export_folder(tmp_path / model.__name__, task, random_params(task, 0), tokenizer, ModelCard())
+        assert transformers.AutoModelForTokenClassification.from_pretrained(out).dropout.p == 0.3
+        assert import_folder(out).objective.classifier_dropout == 0.3
+
+
 def test_an_older_albert_of_tags_has_a_pooler(tokenizer, tmp_path):
     task = task_of(Tagging, Albert, tokenizer)
     out = export_folder(tmp_path / "out", task, random_params(task, 0), tokenizer, ModelCard())

@@ -83,12 +83,16 @@ def test_rows_of_full_sentences_are_masked_as_in_fairseq():
     assert np.unique(example["input_ids"]).tolist() == [0, 2, *range(4, 300)]
 
 
-@pytest.mark.slow
 def test_fields_reach_the_corruption(monkeypatch):
-    seen = {}
-    monkeypatch.setattr(masked_lm, "mask_tokens", lambda key, ids, never, **given: seen.update(given))
+    seen, mask_tokens = {}, masked_lm.mask_tokens
+
+    def stand_in(key, ids, never, **given):
+        seen.update(given)
+        return mask_tokens(key, ids, never, **given)
+
+    monkeypatch.setattr(masked_lm, "mask_tokens", stand_in)
     v = Vocabulary.stand_in(160)
-    example = {"input_ids": np.zeros((1, 24), np.int32), "attention_mask": np.ones((1, 24), np.int32)}
+    example = {"input_ids": jnp.zeros((1, 24), np.int32), "attention_mask": jnp.ones((1, 24), np.int32)}
     shares = dict(mask_rate=0.3, mask_share=0.6, random_share=0.3)
     MaskedLM(**shares, whole_word=True, longest_ngram=2, max_predictions=5).bind(v, 24).mask(jax.random.key(0), example)
     assert (seen["rate"], seen["mask_share"], seen["random_share"]) == (0.3, 0.6, 0.3)
@@ -98,6 +102,7 @@ def test_fields_reach_the_corruption(monkeypatch):
     assert seen["word_start"] is None and seen["round_randomly"] and seen["random_ids"] is v.text_ids
 
 
+@pytest.mark.slow
 def test_ngrams_have_words_of_their_own():
     """A row that is one word otherwise has as many words as tokens for n-grams, so that some of it is masked."""
     stand_in = Vocabulary.stand_in(300)

@@ -193,7 +193,8 @@ def test_texts_as_rouge_score_and_sacrebleu():
     assert metrics.bleu(same, [same]) == pytest.approx(100)
     other = ["Je ne suis pas certain de pouvoir lui faire confiance."]
     assert metrics.bleu(same, [other]) == pytest.approx(sacrebleu.corpus_bleu(same, [other]).score)
-    russian, chinese, thai = "Пошёл сильный дождь, и мы ушли", "今天下了很大的雨，我们走了", "วันนี้ฝนตกหนักเราจึงไป"
+    russian, thai = "Пошёл сильный дождь, и мы ушли", "วันนี้ฝนตกหนักเราจึงไป"
+    chinese = "今天下了很大的雨，我们和列奥纳多・达芬奇走了"  # one character of katakana
     assert metrics.rouge([russian, "x"], [[russian], [russian]])["rouge2"] == pytest.approx(0.5)
     assert metrics.rouge(["сильный дождь"], [[russian]])["rouge1"] == pytest.approx(2 * 2 / (2 + 6))
     for text, name in ((russian, "13a"), (chinese, "zh"), (thai, "char")):

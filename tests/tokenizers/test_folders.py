@@ -165,7 +165,8 @@ HINDI = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "में", "सब", "�
     ([*KOREAN[:5], "ab", "##c"], "ÁBC", [5, 6]),
     ([*KOREAN[:5], "Ab", "##c", "é"], "Abc é", [5, 6, 7]),
     ([*KOREAN[:5], *(f"w{i}" for i in range(120)), "T", "##c", "ab"], "ABC", [127, 126]),  # one capital word was added
-    (["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "ქალაქი", "A", "b"], "A ქალაქი b", [6, 5, 7]),
+    (["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"ქალაქი{i}" for i in range(98)), "A", "b"],
+     "A ქალაქი9 b", [103, 14, 104]),  # a script without capitals
 ])
 def test_case_and_accents_of_a_bare_vocabulary(pieces, text, expected, tmp_path):
     (tmp_path / "vocab.txt").write_text("\n".join(pieces) + "\n", encoding="utf-8")

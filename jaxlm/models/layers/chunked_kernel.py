@@ -47,7 +47,7 @@ class ChunkedInputs(NamedTuple):
 
 def fits(n: int, chunk: int, head_dim: int) -> bool:
     """Return whether the kernel supports arrays of these sizes; the scores of a larger chunk fill a v4's memory."""
-    return n % BLOCK == 0 and chunk in (LANES, 2 * LANES) and BLOCK % chunk == 0 and head_dim == LANES and chunk < n
+    return n % BLOCK == 0 and chunk in (LANES, 2 * LANES) and head_dim == LANES and chunk < n
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))

@@ -97,7 +97,7 @@ def test_dropped_probabilities_equal_scores_in_memory(monkeypatch):
 @pytest.mark.parametrize(("changes", "expected"), [
     ({}, True), (dict(platform="cpu"), False), (dict(platform="gpu"), False), (dict(kind="TPU v3"), False),
     (dict(dtype="float32"), False), (dict(kernel="xla"), False), (dict(head_dim=64), False), (dict(chunks=1), False),
-    (dict(length=65536 + 512), False), (dict(chunks=1024), False),
+    (dict(length=65536 + 512), False), (dict(chunks=1024), False), (dict(chunks=128), False),
 ])
 def test_the_kernel_is_chosen_where_it_fits(changes, expected, monkeypatch):
     case = dict(platform="tpu", kind="TPU v5 lite", dtype="bfloat16", kernel="auto", length=65536, head_dim=128,
