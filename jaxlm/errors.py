@@ -12,11 +12,15 @@ def install(extra: str) -> str:
 class UserError(Exception):
     """Mistake of the user: one sentence that says what is wrong and what to do.
 
-    The command line prints the sentence on standard error, without a traceback, and exits with 2, or with the
-    `exit_code` of a subclass.
+    The command line prints the sentence on standard error, without a traceback, and exits with `exit_code`: 1 for a
+    failure that may pass, such as a bucket's, upon which a launcher starts again.
     """
 
     exit_code = 2
+
+    def __init__(self, sentence: str, exit_code: int | None = None) -> None:
+        super().__init__(sentence)
+        self.exit_code = exit_code or self.exit_code
 
 
 class Stopped(Exception):

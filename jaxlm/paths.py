@@ -7,6 +7,7 @@ here (`write_whole`), in `jaxlm.training.metrics` (appended files) and in `jaxlm
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -94,10 +95,21 @@ def any_path(path: str | os.PathLike[str]) -> epath.Path:
     with reading(path):
         found = epath.Path(path).expanduser()
         if in_bucket(found):
+            _limit_waiting()
             found.exists()
     if not in_bucket(found) and os.path.exists(found) and not (os.path.isfile(found) or os.path.isdir(found)):
         raise UserError(f"{path} is neither a file nor a folder; write what it gives to a file.")
     return found
+
+
+def _limit_waiting() -> None:
+    """Have gcsfs ask again where a server says nothing for a minute; without this it waits forever."""
+    with contextlib.suppress(ImportError):  # of other buckets only
+        from aiohttp import ClientTimeout
+
+        for protocol in ("gs", "gcs"):
+            limit = ClientTimeout(total=None, sock_connect=30, sock_read=60)
+            fsspec.config.conf[protocol].setdefault("requests_timeout", limit)
 
 
 def file_state(path: str) -> list[int | str]:
@@ -109,7 +121,8 @@ def file_state(path: str) -> list[int | str]:
     if in_bucket(path):
         store, name = fsspec.core.url_to_fs(path)
         info = store.info(name)
-        return [info["size"], info.get("etag") or info["ETag"]]  # of Google Cloud Storage; of S3
+        # Google Cloud Storage's etag changes with an object's permissions and labels too.
+        return [info["size"], info.get("crc32c") or info.get("etag") or info["ETag"]]  # the last one of S3
     stat = os.stat(path)
     return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
 
@@ -225,7 +238,19 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        if is_outage(error, path):
+            raise UserError(f"{path} cannot be written now ({cause(error)}); run the same command again.", 1) from error
         raise UserError(f"{path} cannot be written ({cause(error)}); {remedy(error, path)}.") from error
+
+
+def is_outage(error: Exception, path: str | os.PathLike[str]) -> bool:
+    """Return whether a bucket or the way to it fails, which passes, after all that its client has tried again."""
+    status = str(getattr(error, "code", ""))  # of gcsfs's HttpError
+    is_clients = type(error).__module__.partition(".")[0] in ("aiohttp", "requests") or status in ("408", "429")
+    is_systems = isinstance(error, OSError) and (
+        isinstance(error, (ConnectionError, TimeoutError)) or error.errno in (errno.EIO, errno.EREMOTEIO, errno.EBUSY)
+    )
+    return in_bucket(path) and (is_clients or is_systems or status.startswith("5"))
 
 
 def remedy(error: Exception, path: str | os.PathLike[str]) -> str:
@@ -266,11 +291,14 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except FileNotFoundError as error:
-        raise UserError(f"{error.filename or path} does not exist.") from error
-    except OSError as error:
-        raise UserError(f"{error.filename or path} cannot be read ({cause(error)}); check its permissions.") from error
     except Exception as error:
+        if is_outage(error, path):
+            raise UserError(f"{path} cannot be read now ({cause(error)}); run the same command again.", 1) from error
+        name = getattr(error, "filename", None) or path
+        if isinstance(error, FileNotFoundError):
+            raise UserError(f"{name} does not exist.") from error
+        if isinstance(error, OSError):
+            raise UserError(f"{name} cannot be read ({cause(error)}); check its permissions.") from error
         hint, what = "is it whole, and what it should be?", cause(error)
         if type(error) in (AttributeError, Exception, IndexError, KeyError, TypeError):  # their texts are about code
             what = f"it lacks {error}" if type(error) is KeyError else "its form is unknown"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import gzip
 import os
 import time
 
 import pytest
 from etils import epath
 
+from jaxlm.data.arrays import damaged
 from jaxlm.errors import UserError
-from jaxlm.paths import at_once, new_folder, write_whole
+from jaxlm.paths import at_once, new_folder, reading, write_whole, writing
 
 
 def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
@@ -59,3 +62,23 @@ def test_answers_that_nobody_has_taken_do_not_fill_the_memory():
     answers = at_once(lambda number: asked.append(number) or -number, range(1000))
     assert next(answers) == 0 and len(asked) < 100
     assert list(answers) == [-number for number in range(1, 1000)]
+
+
+def test_a_failure_of_a_bucket_may_pass_and_a_damaged_file_does_not():
+    """Exit code 1 makes a launcher start again, 2 does not."""
+    http, aiohttp = pytest.importorskip("gcsfs.retry").HttpError, pytest.importorskip("aiohttp")
+    cases = (
+        (http({"code": 503, "message": "busy"}), 1), (http({"code": 429, "message": "slow down"}), 1),
+        (http({"code": 412, "message": "no"}), 2), (aiohttp.ServerDisconnectedError(), 1), (TimeoutError(), 1),
+        (OSError(errno.EIO, "internal error"), 1), (gzip.BadGzipFile("no gzip"), 2), (PermissionError("forbidden"), 2),
+        (ValueError("cut off"), 2),
+    )
+    path = "gs://bucket/shards/name/train/tokens"
+    for error, code in cases:
+        for block in (reading, writing):
+            with pytest.raises(UserError) as caught, block(path):
+                raise error
+            assert caught.value.exit_code == code, error
+        found = damaged(path, error)
+        assert found.exit_code == code and ("delete" in str(found)) == (code == 2)
+    assert damaged("/disk/shards/name/train/tokens", TimeoutError()).exit_code == 2

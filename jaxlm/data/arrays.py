@@ -20,7 +20,7 @@ import numpy as np
 from etils import epath
 
 from jaxlm.errors import UserError
-from jaxlm.paths import cause, in_bucket, write_whole, writing
+from jaxlm.paths import cause, in_bucket, is_outage, write_whole, writing
 
 BLOCK = 1 << 12  # bytes
 FACTS = "facts.json"
@@ -360,7 +360,9 @@ def read_facts(path: epath.Path, version: int) -> dict[str, Any]:
 
 
 def damaged(path: str, what: str | Exception) -> UserError:
-    """Return the error of a missing or damaged file of a shard or token store, whose splits have folders in it."""
+    """Return the error of a missing, damaged or unreadable file of a shard or store; their splits are folders."""
+    if isinstance(what, Exception) and is_outage(what, path):
+        return UserError(f"{path} cannot be read now ({cause(what)}); run the same command again.", exit_code=1)
     folder = os.path.dirname(path)
     if os.path.basename(folder) in SPLITS:
         folder = os.path.dirname(folder)

@@ -196,14 +196,16 @@ def together(action: Callable[[], Result], reason: str) -> Result:
         result = action()
     except Exception as error:
         failure = error
+        print(f"process {jax.process_index()} has failed and ends when it has waited for {reason}: {cause(error)}",
+              file=sys.stderr, flush=True)
     wait_for_all(reason)
-    kind = 0 if failure is None else 1 if isinstance(failure, UserError) else 2
-    kinds = multihost_utils.process_allgather(np.int32(kind))
+    code = 0 if failure is None else getattr(failure, "exit_code", 1)
+    codes = multihost_utils.process_allgather(np.int32(code))
     if failure is not None:
         raise failure
-    if kinds.any():  # the same exit code as that process, by which launchers decide whether to start again
-        error = UserError if kinds.max() == 1 else RuntimeError
-        raise error(f"process {np.argmax(kinds)} stopped; its output says why.")
+    if codes.any():  # all end alike; launchers start again after 1
+        code = 1 if 1 in codes else int(codes.max())
+        raise UserError(f"process {np.argmax(codes == code)} stopped; its output says why.", code)
     return result
 
 

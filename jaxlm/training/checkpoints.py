@@ -140,13 +140,10 @@ class Checkpoints:
             raise self._write_error(_first_line(error)) from error
 
     def _write_error(self, cause: str) -> UserError:
-        error = UserError(
+        return UserError(
             f"cannot write a checkpoint in {self.folder} ({cause}); free disk space or fix the cause, then run the "
-            "same command to resume."
+            "same command to resume.", exit_code=1 if in_bucket(self.folder) else 2,  # most failures of a bucket pass
         )
-        if in_bucket(self.folder):
-            error.exit_code = 1  # most failures of a bucket pass: a launcher should start again
-        return error
 
     def restore(
         self, shapes: TrainState, shardings: TrainState, report: Report, step: int | None = None

@@ -92,7 +92,7 @@ def test_fields_reach_the_corruption(monkeypatch):
 
     monkeypatch.setattr(masked_lm, "mask_tokens", stand_in)
     v = Vocabulary.stand_in(160)
-    example = {"input_ids": jnp.zeros((1, 24), np.int32), "attention_mask": jnp.ones((1, 24), np.int32)}
+    example = dict.fromkeys(("input_ids", "attention_mask"), jax.numpy.ones((1, 24), np.int32))
     shares = dict(mask_rate=0.3, mask_share=0.6, random_share=0.3)
     MaskedLM(**shares, whole_word=True, longest_ngram=2, max_predictions=5).bind(v, 24).mask(jax.random.key(0), example)
     assert (seen["rate"], seen["mask_share"], seen["random_share"]) == (0.3, 0.6, 0.3)
