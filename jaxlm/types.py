@@ -46,10 +46,12 @@ class FolderSettings(NamedTuple):
     """Those of a folder of sentence-transformers, or of training."""
     stop_ids: tuple[int, ...] = ()
     """Tokens that end a generated text; empty for the end token of the vocabulary."""
+    length: int | None = None
+    """Tokens of the longest texts that the folder's model reads, where they are known."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the settings as JSON values."""
-        return {"vectors": self.vectors and self.vectors._asdict(), "stop_ids": self.stop_ids}
+        return self._asdict() | {"vectors": self.vectors and self.vectors._asdict()}
 
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> Self:
@@ -57,7 +59,7 @@ class FolderSettings(NamedTuple):
         if vectors := found.get("vectors"):
             pairs = {"prompts": tuple(map(tuple, vectors["prompts"])), "widths": tuple(vectors["widths"])}
             vectors = Vectors(**vectors | pairs)
-        return cls(vectors, tuple(found.get("stop_ids", ())))
+        return cls(vectors, tuple(found.get("stop_ids", ())), found.get("length"))
 
     def after_training(self, trained: Vectors | None, eos: int) -> Self:
         """Return the settings after a run that trained vectors, or None, and ended its texts with a token."""

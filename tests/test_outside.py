@@ -143,6 +143,9 @@ experiment = Experiment(objective=Mine(model=Scaled(), input_format="document"))
     resolved = resolve(written(tmp_path / "mine.py", text), [], init_from=str(finished))
     objective, base = resolved.experiment.objective, source.objective.model
     assert type(objective.model).__name__ == "Scaled" and objective.model.hidden_size == base.hidden_size
+    other = text.replace("jaxlm.models.bert import Bert", "jaxlm.models.roberta import Roberta as Bert")
+    with pytest.raises(UserError, match=r"is a Bert, and objective\.model, a Scaled, extends another class"):
+        resolve(written(tmp_path / "other.py", other), [], init_from=str(finished))
     bound = objective.bind(source.objective.vocabulary, 32)
     fresh = jax.eval_shape(bound.init, jax.random.key(0))
     merged = bound.merge_pretrained(jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), fresh), source)

@@ -45,7 +45,8 @@ def main(arguments: list[str]) -> None:
     )
     write_imported_run(
         out, experiment, imported.params, imported.tokenizer,
-        {"imported_from": name, "fresh": list(imported.fresh), "settings": imported.settings.to_json()},
+        {"imported_from": name, "fresh": list(imported.fresh),
+         "settings": imported.settings._replace(length=imported.length).to_json()},
     )
     print(f"Imported a {type(imported.objective.model).__name__} from {options.hf_dir} into {out}.")
     if imported.fresh:

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxlm.errors import UserError
+
 
 class Masked(NamedTuple):
     """Masked rows and the tokens to predict, by their names in an example.
@@ -147,7 +149,7 @@ def choose_positions(
             priority = jax.random.exponential(key, (rows, length)) / preference
         priority = jnp.where(candidates, priority, jnp.inf)
         order = jnp.argsort(priority, axis=1)[:, :slots]
-        available = jnp.sum(candidates, axis=1)
+        available = jnp.sum(priority < jnp.inf, axis=1)  # a preference of 0 is never chosen
         chosen = jnp.arange(min(slots, length))[None, :] < jnp.minimum(count, available)[:, None]
         positions = jnp.where(chosen, order, length)
     else:
@@ -300,6 +302,10 @@ def mask_tokens(
         documents: document of each token in packed rows, see `choose_in_documents`; None for rows of one document.
     """
     key_choice, key_kind, key_random, key_count = jax.random.split(key, 4)
+    if preference is not None and (documents is not None or with_replacement or word_start is not None
+                                   or longest_ngram > 1):
+        raise UserError("a preference of tokens is for masking tokens of rows of one document; leave out packed rows, "
+                        "whole words, n-grams and repeated positions.")
     candidates = (attention_mask > 0) & ~special[input_ids]
     count = num_to_predict(
         jnp.sum(attention_mask, axis=1), rate, slots, input_ids.shape[1], key_count if round_randomly else None

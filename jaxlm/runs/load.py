@@ -109,9 +109,12 @@ def load_run(path: str | os.PathLike[str], mesh: Mapping[str, int] | None = None
         unset = {name: value for name, value in chosen.items() if not getattr(objective, name)}
         objective = dataclasses.replace(objective, **unset)
     fresh = () if step else tuple(run.metadata.get("fresh", ()))
-    length = experiment.data.length if step else None
     settings = FolderSettings.from_json(run.metadata.get("settings", {}))
-    settings = settings.after_training(objective.vectors(length), tokenizer.vocabulary.eos if step else -1)
+    length = experiment.data.length if step else settings.length
+    trained = objective.vectors(length)
+    if settings.length and step and not trained and not objective.scores_rows:  # shorter rows do not unlearn long ones
+        length = max(length, settings.length)
+    settings = settings.after_training(trained, tokenizer.vocabulary.eos if step else -1)
     return PretrainedModel(objective, params, tokenizer, fresh, str(path), step, length, settings)
 
 

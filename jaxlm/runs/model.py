@@ -54,7 +54,7 @@ class TrainedModel(PretrainedModel):
         found = self.settings.vectors
         if found is None and self.path:
             read(Path(hub.local(self.path)))  # refuses those of a folder that could not be kept
-        return found or Vectors("mean", None, False)
+        return found or Vectors("mean", self.length, False)
 
     def encode(
         self, texts: Sequence[str], pooling: Pooling | None = None, length: int | None = None,
@@ -64,8 +64,8 @@ class TrainedModel(PretrainedModel):
         """Return one float32 vector per text; see `jaxlm.inference.embed.embed`, which has the other arguments.
 
         None stands for the setting of a contrastive run or a folder of sentence-transformers; other models have mean
-        pooling, 512 tokens and no prompt. A `prompt` stands before each text; a `role` is "query" or "document", for a
-        model that has prompts for them.
+        pooling, the length of their training or folder, and no prompt. A `prompt` stands before each text; a `role` is
+        "query" or "document", for a model that has prompts for them.
         """
         settings = self.vectors
         if role not in get_args(Role):

@@ -65,6 +65,8 @@ def resolve(
     _require_one_duration(unchanged, experiment, is_run)
     if pretrained is not None:
         _require_same_weights(unchanged, experiment, pretrained.path, "objective.model.")
+        if experiment.train.phases == unchanged.train.phases != ():
+            _require_weights_of_phase(experiment, pretrained.path)
         tokenizer = experiment.data.tokenizer
         if tokenizer not in ("", "auto") and Tokenizer.load(tokenizer) != pretrained.tokenizer:
             raise UserError(
@@ -130,6 +132,10 @@ def _objective_of(experiment: Experiment, pretrained: PretrainedModel | None, as
             pretrained = dataclasses.replace(
                 pretrained, objective=dataclasses.replace(pretrained.objective, model=model)
             )
+        elif is_foreign(type(objective.model)):
+            raise UserError(f"{pretrained.path} is a {type(model).__name__}, and objective.model, a "
+                            f"{type(objective.model).__name__}, extends another class; leave out --init-from, or give "
+                            "a model of that class.")
         # It may be of another family than the preset's; `with_pretrained_model` refuses those not registered.
         objective = dataclasses.replace(objective, model=with_options(model, objective.model))
     return objective if pretrained is None else objective.with_pretrained_model(pretrained)
@@ -212,6 +218,18 @@ def _require_same_weights(unchanged: Experiment, experiment: Experiment, path: s
     for old, _ in _changes(unchanged, experiment):
         if old.decides_weights() and old.name.startswith(prefix):
             raise UserError(f"the weights of {path} were trained with {_flag(old)} {old.value}; leave the flag out.")
+
+
+def _require_weights_of_phase(experiment: Experiment, path: str) -> None:
+    """Raise UserError if a preset's first phase, which is made for fresh weights, changes what those of `path` need."""
+    own = {setting.name: setting.value for setting in settings(experiment)}
+    for new in settings(experiment.phases[0].experiment):
+        is_models = new.name.startswith("objective.model.") and new.decides_weights()
+        if is_models and new.value != own.get(new.name, new.value):
+            raise UserError(
+                f"the first phase of the configuration has {new.name} {new.value}, and the weights of {path} were "
+                f"trained with {own[new.name]}; add --train.phases= to leave out its phases, or give your own there."
+            )
 
 
 def _changes(old: Experiment, new: Experiment) -> list[tuple[Setting, Setting]]:

@@ -151,7 +151,7 @@ def run_metadata(session: Session, constants: Constants) -> dict[str, Any]:
     """
     pretrained, experiment, source = session.pretrained, session.experiment, session.source
     begun_from = {"imported_from": pretrained.path, "fresh": list(pretrained.fresh)} if pretrained else {}
-    begun_from |= {"settings": pretrained.settings.to_json()} if pretrained else {}
+    begun_from |= {"settings": pretrained.settings._replace(length=pretrained.length).to_json()} if pretrained else {}
     return session.run.metadata | begun_from | {
         "data": source.fingerprint,
         "data_version": 4,

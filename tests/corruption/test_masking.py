@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxlm.corruption.masking import choose_positions, mask_tokens, max_predictions, num_to_predict
+from jaxlm.errors import UserError
 
 V, MASK, PAD, CLS, SEP = 500, 4, 0, 1, 2
 SPECIAL = np.arange(V) < 5
@@ -42,6 +43,22 @@ def run(seed: int, ids: np.ndarray, mask: np.ndarray):
 )
 def test_count_is_specs_golden_table(size, count):
     assert int(num_to_predict(jnp.array([size]), 0.15, 77, 512)[0]) == count
+
+
+def test_tokens_with_a_preference_of_zero_stay():
+    ids, mask = rows(0, 16, 64)
+    preference = (np.arange(V) % 3 == 0).astype(np.float32)
+    options = dict(mask=MASK, attention_mask=jnp.asarray(mask), slots=30, random_ids=(0, V), rate=0.45)
+    run = jax.jit(lambda key, **more: mask_tokens(
+        key, jnp.asarray(ids), jnp.asarray(SPECIAL), preference=jnp.asarray(preference), **options, **more))
+    m = run(jax.random.key(0))
+    labels = m.masked_labels[m.masked_weights > 0]
+    assert len(labels) and not (labels % 3).any() and not SPECIAL[labels].any()
+    allowed = ((ids % 3 == 0) & ~SPECIAL[ids]).sum(axis=1)
+    np.testing.assert_array_equal(m.masked_weights.sum(axis=1), np.minimum(allowed, np.floor(0.45 * mask.sum(axis=1))))
+    with pytest.raises(UserError, match="a preference of tokens is for"):
+        mask_tokens(jax.random.key(0), jnp.asarray(ids), jnp.asarray(SPECIAL), preference=jnp.asarray(preference),
+                    word_start=jnp.asarray(~SPECIAL), **options)
 
 
 def test_counts_rounded_at_random():

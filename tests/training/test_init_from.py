@@ -83,12 +83,13 @@ def first_params(run: Path) -> dict:
 
 def test_it_begins_with_the_sources_weights_tokenizer_and_sizes(other, source, finished, tmp_path):
     run = tmp_path / "new"
-    assert begin(other, run, source, "--train.keep-checkpoints", "4") == 0
+    assert begin(other, run, source, "--train.keep-checkpoints", "4", "--data.length", "16") == 0
     theirs = load_run(finished)
     assert_same_arrays(first_params(run), theirs.params)
     ours = load_run(run)
     ids = [list(tokenizer.encode("kedu balo nimo")) for tokenizer in (ours.tokenizer, theirs.tokenizer)]
     assert ids[0] == ids[1] and ours.tokenizer.vocabulary.size == theirs.tokenizer.vocabulary.size == 512
+    assert ours.length == theirs.length == 32, "it still reads longer texts"
     config, model_of_source = load_config(run / "config.json"), load_config(finished / "config.json").objective.model
     model = config.objective.model
     assert (model.hidden_size, model.vocab_size) == (16, 512), "what the weights are is the source's"

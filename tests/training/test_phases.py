@@ -20,7 +20,9 @@ from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig, pa
 from jaxlm.config.presets import load_config, load_preset
 from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
+from jaxlm.models.modernbert import ModernBert
 from jaxlm.objectives.masked_lm import MaskedLM
+from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.runs.load import load_model, load_run
 from jaxlm.runs.resolve import resolve
@@ -87,6 +89,15 @@ def test_phases(preset, tmp_path, capsys):
     assert json.loads((tmp_path / "out" / "sentence_bert_config.json").read_text())["max_seq_length"] == 32
     assert main(["export", str(whole), str(tmp_path / "bare"), "--sentence-transformers", "none"]) == 0
     assert not (tmp_path / "bare" / "modules.json").exists()
+
+
+def test_the_phases_of_a_preset_do_not_change_what_pretrained_weights_need():
+    pretrained = PretrainedModel(MaskedLM(model=ModernBert()), {}, path="there")
+    with pytest.raises(UserError, match=r"objective\.model\.global_theta 10000, .*there were trained with 160000"):
+        resolve("modernbert_base", [], pretrained=pretrained)
+    typed = "100 objective.model.global_theta=10000, 100"
+    for phases in ("", typed):
+        resolve("modernbert_base", ["--train.phases", phases, "--train.steps", "200"], pretrained=pretrained)
 
 
 def phased(phases: str, steps: int | None = 12, **train: Any) -> Experiment:
