@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import jax
 import numpy as np
@@ -72,15 +73,23 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
     return Mesh(arranged, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def make_inference_mesh(trained: MeshConfig, sizes: Mapping[str, int] | None) -> Mesh:
+Sizes = Mapping[str, int] | Literal["host"] | None
+"""Axis sizes of the mesh of a trained model, see `make_inference_mesh`."""
+
+
+def make_inference_mesh(trained: MeshConfig, sizes: Sizes) -> Mesh:
     """Return the mesh of a trained model.
 
     Args:
         trained: The mesh of its training, for empty sizes; where it does not fit, all devices shard the parameters.
-        sizes: Axis sizes of a mesh over all devices; None for this process's devices, which shard the parameters.
+        sizes: Axis sizes of a mesh over all devices; None for this process's devices, which shard the parameters, and
+            "host" for its CPU, if JAX_PLATFORMS does not leave it out: a model that no single device can hold.
     """
-    if sizes is None:
-        return Mesh(np.reshape(jax.local_devices(), (1, -1, 1)), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    if sizes is None or sizes == "host":
+        devices = jax.local_devices()
+        with contextlib.suppress(RuntimeError):
+            devices = jax.local_devices(backend="cpu")[:1] if sizes else devices
+        return Mesh(np.reshape(devices, (1, -1, 1)), AXES, axis_types=(AxisType.Auto,) * len(AXES))
     with contextlib.suppress(UserError):
         return make_mesh(MeshConfig(**sizes) if sizes else trained)
     return make_mesh(MeshConfig(**sizes) if sizes else MeshConfig(1, -1, 1))

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import operator
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import jax
 import numpy as np
@@ -20,7 +20,7 @@ from jaxlm.huggingface.folder import import_folder
 from jaxlm.objectives.base import Constants, Objective
 from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.parallel.inference import shard_params
-from jaxlm.parallel.mesh import MeshConfig, make_inference_mesh
+from jaxlm.parallel.mesh import MeshConfig, Sizes, make_inference_mesh
 from jaxlm.parallel.rules import shardings
 from jaxlm.paths import any_path, local_folder, run_path
 from jaxlm.runs.folder import RunFolder, split_steps
@@ -32,7 +32,7 @@ from jaxlm.trees import paths, select_paths
 from jaxlm.types import FolderSettings, Params
 
 
-def load_model(path: str | os.PathLike[str], mesh: Mapping[str, int] | None = None) -> PretrainedModel:
+def load_model(path: str | os.PathLike[str], mesh: Sizes = None) -> PretrainedModel:
     """Load the newest checkpoint of a run folder, a Transformers folder or one of vectors.
 
     Args:
@@ -59,7 +59,7 @@ def load_model(path: str | os.PathLike[str], mesh: Mapping[str, int] | None = No
     return dataclasses.replace(imported, params=params, path=str(path))
 
 
-def load_run(path: str | os.PathLike[str], mesh: Mapping[str, int] | None = None) -> PretrainedModel:
+def load_run(path: str | os.PathLike[str], mesh: Sizes = None) -> PretrainedModel:
     """Load the newest undamaged checkpoint of a run folder, or the best one (see `TrainConfig.uses_best`).
 
     Of RUN@STEP it is that of a step. Of several, as RUN@last3, the parameters are the mean, computed in float64. Each

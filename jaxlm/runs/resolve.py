@@ -50,7 +50,7 @@ def resolve(
     """
     experiment, is_run = load_preset(config), is_run_folder(config)
     if init_from and pretrained is None:
-        pretrained = load_model(init_from)
+        pretrained = load_model(init_from, "host")
         # On the host, from where each device of the mesh gets its shard.
         pretrained = dataclasses.replace(pretrained, params=jax.device_get(pretrained.params))
     if pretrained is not None and (is_causal := experiment.objective.is_causal) is not None:

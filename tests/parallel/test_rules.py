@@ -17,7 +17,7 @@ from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.objectives.replaced_tokens import ReplacedTokens
 from jaxlm.objectives.span_boundary import SpanBoundary
 from jaxlm.objectives.span_corruption import SpanCorruption
-from jaxlm.parallel.mesh import MeshConfig
+from jaxlm.parallel.mesh import MeshConfig, make_inference_mesh
 from jaxlm.parallel.rules import RULES, partition_spec, shardings
 from jaxlm.trees import path_string
 
@@ -110,6 +110,11 @@ def test_meshes_that_do_not_fit(sizes):
     with pytest.raises(UserError) as error:
         MeshConfig(*sizes).shape(8)
     assert str(error.value).endswith(".") and "\n" not in str(error.value)
+
+
+def test_a_model_on_the_host_is_on_one_device():
+    assert make_inference_mesh(MeshConfig(), "host").devices.tolist() == [[[jax.devices("cpu")[0]]]]
+    assert make_inference_mesh(MeshConfig(), None).size == len(jax.local_devices())
 
 
 def test_the_mesh_is_frozen():
