@@ -12,7 +12,7 @@ from etils import epath
 
 from jaxlm.data.arrays import damaged
 from jaxlm.errors import UserError
-from jaxlm.paths import at_once, new_folder, reading, write_whole, writing
+from jaxlm.paths import any_path, at_once, new_folder, reading, write_whole, writing
 
 
 def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
@@ -82,3 +82,12 @@ def test_a_failure_of_a_bucket_may_pass_and_a_damaged_file_does_not():
         found = damaged(path, error)
         assert found.exit_code == code and ("delete" in str(found)) == (code == 2)
     assert damaged("/disk/shards/name/train/tokens", TimeoutError()).exit_code == 2
+
+
+def test_a_bucket_that_says_nothing_is_asked_again(monkeypatch):
+    """Without a limit gcsfs waits forever; aiohttp's errors of a socket are among those after which it tries again."""
+    gcsfs, aiohttp = pytest.importorskip("gcsfs"), pytest.importorskip("aiohttp")
+    monkeypatch.setattr(type(epath.Path("gs://bucket/run")), "exists", lambda self: True)
+    any_path("gs://bucket/run")
+    limit = gcsfs.GCSFileSystem(token="anon", skip_instance_cache=True).requests_timeout
+    assert (limit.total, limit.sock_read) == (None, 60) and issubclass(aiohttp.SocketTimeoutError, aiohttp.ClientError)
