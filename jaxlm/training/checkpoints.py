@@ -77,6 +77,9 @@ class Checkpoints:
             self.manager = ocp.CheckpointManager(self.folder, options=options)
         except OSError as error:
             raise UserError(f"cannot open {self.folder}: {error.strerror or _first_line(error)}.") from error
+        # Orbax asks for its records, also from a thread of its own, and jax counts the steps that it is asked for: a
+        # later signal would stop the processes at a step that is past.
+        self.manager.reached_preemption = lambda step: False
 
     def _remove_unfinished(self) -> None:
         """Remove the checkpoints that a killed process was writing."""

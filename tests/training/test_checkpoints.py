@@ -56,6 +56,14 @@ def test_a_disk_that_is_full_for_another_process_ends_all(tmp_path, monkeypatch)
         save(tmp_path, 1)
 
 
+def test_a_save_leaves_the_steps_of_a_stop_to_the_loop(tmp_path, monkeypatch):
+    """jax lets the processes meet at a step after those that it has been asked for, by any thread."""
+    asked = []
+    monkeypatch.setattr("jax.experimental.multihost_utils.reached_preemption_sync_point", asked.append)
+    save(tmp_path, 1, 2)
+    assert not asked
+
+
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("saved") / "checkpoints"
