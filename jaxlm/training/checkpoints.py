@@ -77,6 +77,9 @@ class Checkpoints:
             self.manager = ocp.CheckpointManager(self.folder, options=options)
         except OSError as error:
             raise UserError(f"cannot open {self.folder}: {error.strerror or _first_line(error)}.") from error
+        # Orbax asks for its records, also from a thread of its own, and jax counts the steps that it is asked for: a
+        # later signal would stop the processes at a step that is past.
+        self.manager.reached_preemption = lambda step: False
 
     def _remove_unfinished(self) -> None:
         """Remove the checkpoints that a killed process was writing."""
@@ -185,7 +188,12 @@ class Checkpoints:
     def _newest(
         self, steps: list[int], item_of: Callable[[int], dict[str, Any]], report: Report
     ) -> tuple[int, dict[str, Any], dict[str, Any]]:
-        """Return (step, arrays, metadata) of the first of `steps` that can be read and matches its checksums."""
+        """Return (step, arrays, metadata) of the first of `steps` that can be read and matches its checksums.
+
+        It is read without `manager.restore`, which ends with a barrier: a process that has failed would not meet the
+        others there.
+        """
+        self.wait()
         for step in steps:
             metadata, failure = _attempt(lambda step=step: self._metadata(step))
             if not failure:
@@ -203,8 +211,7 @@ class Checkpoints:
         )
 
     def _metadata(self, step: int) -> dict[str, Any]:
-        args = ocp.args.Composite(metadata=ocp.args.JsonRestore())
-        metadata = self.manager.restore(step, args=args)["metadata"]
+        metadata = json.loads((self.folder / str(step) / "metadata" / "metadata").read_bytes())
         if metadata["digest"] != digest({name: value for name, value in metadata.items() if name != "digest"}):
             raise ValueError("its metadata does not match its digest")
         return metadata
@@ -213,7 +220,7 @@ class Checkpoints:
         """Return the arrays that `item` names."""
         restore_args = ocp.checkpoint_utils.construct_restore_args(item)
         args = ocp.args.PyTreeRestore(item, restore_args=restore_args, partial_restore=True)
-        return self.manager.restore(step, args=ocp.args.Composite(state=args))["state"]
+        return ocp.PyTreeCheckpointHandler().restore(self.folder / str(step) / "state", args=args)
 
     def close(self) -> None:
         """Wait for a save that is under way, and ignore its failure; call `wait` first where the save is needed."""

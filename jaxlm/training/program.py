@@ -171,6 +171,8 @@ class Program:
         self.train_step, self.replay_step = make_train_step(self), make_train_step(self, replay=True)
         has_own = phase is None or phase.has_objective
         self.eval_objective = objective if has_own else dataclasses.replace(run.objective, model=objective.model)
+        parts = (run or self).train.accumulate  # of the run, as its batches of held-out rows
+        self.eval_microbatches = parts if self.eval_objective.is_separable else 1
         is_evaluated_alike = not has_own and run.objective.model == objective.model
         self.eval_step = run.eval_step if is_evaluated_alike else make_eval_step(self)
 
@@ -375,7 +377,24 @@ def gradients(
     terms, _ = objective.stream_loss(params, example, memory, key, True)
     weights = {name: term.weight for name, term in terms.items()}
 
-    shared = {name: example[name] for name in objective.shared_arrays}
+    def part(example: Example, memory: Memory, index: jax.Array | int) -> tuple[Any, Memory]:
+        key_part = jax.random.fold_in(key, index)
+        *sums, memory = _part_gradients(objective, params, example, memory, key_part, weights, frozen_params)
+        return tuple(sums), memory
+
+    (grads, terms), memory = _sum_over_microbatches(part, objective.shared_arrays, example, memory, num_microbatches)
+    return grads, terms | {"loss": Term(terms["loss"].total, jnp.ones(()))}, memory
+
+
+def _sum_over_microbatches(
+    part: Callable[[Example, Memory, jax.Array | int], tuple[Any, Memory]], shared_arrays: Sequence[str],
+    example: Example, memory: Memory, num_microbatches: int,
+) -> tuple[Any, Memory]:
+    """Return the sums of what `part` returns for each microbatch, given its index, and the memory of the whole batch.
+
+    `shared_arrays` are those of the objective, which all microbatches get.
+    """
+    shared = {name: example[name] for name in shared_arrays}
     rows = {name: array for name, array in example.items() if name not in shared}
 
     # Row i goes to microbatch i % num_microbatches, so that each device splits its own rows.
@@ -385,11 +404,9 @@ def gradients(
     def join(x: jax.Array) -> jax.Array:
         return constrain(x.swapaxes(0, 1).reshape(-1, *x.shape[2:]))
 
-    def microbatch(part: Any, index: jax.Array | int) -> tuple[Any, Memory]:
-        rows, memory = jax.tree.map(constrain, part)
-        key_part = jax.random.fold_in(key, index)
-        *sums, memory = _part_gradients(objective, params, rows | shared, memory, key_part, weights, frozen_params)
-        return tuple(sums), memory
+    def microbatch(xs: Any, index: jax.Array | int) -> tuple[Any, Memory]:
+        rows, memory = jax.tree.map(constrain, xs)
+        return part(rows | shared, memory, index)
 
     def add(total: Any, xs: Any) -> tuple[Any, Memory]:
         sums, memory = microbatch(*xs)
@@ -398,8 +415,8 @@ def gradients(
     parts = jax.tree.map(split, (rows, memory))
     shapes, _ = jax.eval_shape(microbatch, jax.tree.map(lambda x: x[0], parts), 0)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    (grads, terms), memory = jax.lax.scan(add, zeros, (parts, jnp.arange(num_microbatches)))
-    return grads, terms | {"loss": Term(terms["loss"].total, jnp.ones(()))}, jax.tree.map(join, memory)
+    sums, memory = jax.lax.scan(add, zeros, (parts, jnp.arange(num_microbatches)))
+    return sums, jax.tree.map(join, memory)
 
 
 def _part_gradients(
@@ -427,9 +444,10 @@ def make_eval_step(program: Program) -> Callable[[Params, Batch, jax.Array, Cons
     """Return the jitted evaluation step, without dropout.
 
     Its arguments are params, batch, index of the batch, constants and memory; it returns terms and memory. A batch has
-    the same corruption in each evaluation, so that losses of different steps can be compared.
+    the same corruption in each evaluation, so that losses of different steps can be compared. It is evaluated in as
+    many microbatches as a step of the run has.
     """
-    mesh = program.mesh
+    mesh, count = program.mesh, program.eval_microbatches
 
     def eval_step(
         params: Params, batch: Batch, index: jax.Array, constants: Constants, memory: Memory
@@ -439,7 +457,14 @@ def make_eval_step(program: Program) -> Callable[[Params, Batch, jax.Array, Cons
         key_corrupt, key_loss = jax.random.split(key)
         with tracing_for(mesh, program.compiler_options):
             example = objective.corrupt(key_corrupt, batch)
-            return objective.stream_loss(params, example, memory, key_loss, False)
+
+            def part(example: Example, memory: Memory, index: jax.Array | int) -> tuple[Terms, Memory]:
+                return objective.stream_loss(params, example, memory, key_loss, False)
+
+            if count == 1:
+                return part(example, memory, 0)
+            terms, memory = _sum_over_microbatches(part, objective.shared_arrays, example, memory, count)
+        return {name: term._replace(coefficient=term.coefficient / count) for name, term in terms.items()}, memory
 
     return jax.jit(
         eval_step,

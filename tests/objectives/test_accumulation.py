@@ -227,6 +227,26 @@ def test_an_evaluation_in_several_batches_is_one_of_a_large_batch(name):
         assert totals.sums[key][0] == pytest.approx(float(term.total), abs=1e-6 * float(size))
 
 
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=() if name in DISTINCT else pytest.mark.slow) for name in OBJECTIVES
+])
+def test_the_evaluation_step_in_microbatches_gives_the_same_in_less_memory(name):
+    arguments = params(name), text(bound(name), seed=1), np.int32(0), constants(name), ()
+    one, eight = (program(name, count).eval_step.lower(*arguments).compile() for count in (1, 8))
+    assert eight.memory_analysis().temp_size_in_bytes < 0.75 * one.memory_analysis().temp_size_in_bytes
+    (whole, _), (parts, _) = one(*arguments), eight(*arguments)
+    assert set(parts) == set(whole)
+    for key, term in whole.items():
+        assert (parts[key].weight, parts[key].coefficient) == (term.weight, term.coefficient)
+        size = whole[bound(name).primary_metric].total if key == "z_loss" else abs(term.total)
+        assert abs(parts[key].total - term.total) <= 1e-6 * size, key
+
+
+def test_rows_that_are_compared_with_each_other_are_evaluated_together(monkeypatch):
+    monkeypatch.setattr(CausalLM, "is_separable", False)
+    assert program.__wrapped__("causal", 2).eval_microbatches == 1
+
+
 def test_dropout_differs_between_steps_and_is_off_in_evaluation():
     """The corruption of a causal LM draws nothing, and the optimizer here moves nothing."""
     objective = CausalLM(model=Gpt2(**(ENCODER | dict(dropout=0.3)))).bind(VOCABULARY, LENGTH)

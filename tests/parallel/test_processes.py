@@ -114,6 +114,17 @@ def test_two_then_four_then_one(finished, preset, tmp_path):
         np.testing.assert_allclose(list(ours.values()), list(theirs.values()), rtol=2e-4, atol=1e-5)
 
 
+@pytest.mark.slow  # test_checkpoints.py has it with one process
+def test_a_checkpoint_that_one_process_cannot_read_is_skipped_by_both(preset, tmp_path):
+    """The process that has read its own shards waits in no collective that the other one never reaches."""
+    run, flags = tmp_path / "run", ("--mesh.fsdp", 2, "--train.checkpoint-every", 2)
+    train_to(preset, run, tmp_path / "1", 4, *flags)
+    for path in (run / "checkpoints" / "4" / "state" / "ocdbt.process_1" / "d").iterdir():
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    output, _ = train_to(preset, run, tmp_path / "2", 6, *flags)
+    assert "The checkpoint of step 4 cannot be read (by another process)" in output and "resumed at step 2" in output
+
+
 @pytest.mark.slow  # three processes; test_hosts.py has the sentence
 def test_a_process_with_another_flag_is_named_by_all(preset, tmp_path):
     arguments = ["pretrain", preset, "--run-dir", tmp_path / "run"]

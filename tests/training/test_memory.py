@@ -106,9 +106,10 @@ def test_a_checkpoint_has_it(monkeypatch, tmp_path):
     np.testing.assert_array_equal(restored.memory["mean"], by_hand(1)[1])
 
 
-def test_an_evaluation_begins_with_none(monkeypatch):
+@pytest.mark.parametrize("num_microbatches", [1, 4])
+def test_an_evaluation_begins_with_none(num_microbatches, monkeypatch):
     """The memory of training is neither seen nor changed."""
-    own = program(monkeypatch, 1)
+    own = program(monkeypatch, num_microbatches)
     state, _ = own.train_step(own.init_state(own.init_params(0)), batch(0), ())
 
     class Feed:
