@@ -87,7 +87,8 @@ class Folder(NamedTuple):
 
     Attributes:
         kind: class of the tokenizer.
-        settings: options of the class, and content of tokenizer_config.json and, in older folders, special_tokens_map.json.
+        settings: options of the class, and content of tokenizer_config.json and, in older folders,
+            special_tokens_map.json.
         tokens: added tokens as a `tokenizer.json` has them, in the order of their ids.
         roles: role → special token, as the files say; "" for a begin symbol that they say is none, as Qwen's do.
         special: all special tokens in the files; Transformers appends those that the vocabulary lacks.
