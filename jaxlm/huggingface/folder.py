@@ -54,6 +54,7 @@ def export_folder(
     max_length: int | None = None,
     vectors: Vectors | None = None,
     stop_ids: Sequence[int] = (),
+    settings: Mapping[str, Any] = {},
 ) -> Path:
     """Write a folder that `AutoModel….from_pretrained` and `AutoTokenizer.from_pretrained` load, and return its path.
 
@@ -71,6 +72,7 @@ def export_folder(
         max_length: longest text, with special tokens, for the tokenizer; by default that of `vectors` or the model.
         vectors: if given, the folder is also one of sentence-transformers.
         stop_ids: tokens that end a generated text; by default the end token.
+        settings: what no file of Transformers has, for `import_folder`: `fresh`, the parameters that are not trained.
 
     Raises:
         UserError: `out` exists and is not empty, the disk is full, the objective has no Transformers class, or
@@ -92,7 +94,7 @@ def export_folder(
     length = min((vectors and vectors.length) or max_length or longest, longest)
     with _new_folder(out) as temporary:
         for model in models:
-            _write_model(temporary / model.folder, model, objective, params, tokenizer, length, stop_ids)
+            _write_model(temporary / model.folder, model, objective, params, tokenizer, length, stop_ids, settings)
         if vectors is not None:
             write_vectors(temporary, objective, vectors._replace(length=length), params)
         if isinstance(objective, Rerank) and objective.query_prompt:
@@ -138,12 +140,14 @@ def _in_lower_case(tokenizer: Tokenizer) -> Tokenizer:
 
 def _write_model(
     folder: Path, model: TransformersModel, objective: Objective, params: Params, tokenizer: Tokenizer, length: int,
-    stop_ids: Sequence[int],
+    stop_ids: Sequence[int], settings: Mapping[str, Any],
 ) -> None:
     """Write the configuration, the weights and the tokenizer of a Transformers model."""
     folder.mkdir(exist_ok=True)
-    settings = {SETTINGS_KEY: {"predicts_next": True}} if objective.predicts_next else {}
-    config = {"architectures": [model.architecture], "dtype": "float32", **model.config, **settings}
+    new = {name: value for name, value in {"predicts_next": objective.predicts_next, **settings}.items() if value}
+    own = {**model.config.get(SETTINGS_KEY, {}), **new}
+    config = {"architectures": [model.architecture], "dtype": "float32", **model.config}
+    config |= {SETTINGS_KEY: own} if own else {}
     _write_json(folder / "config.json", config)
     if model.generation_config is not None:
         ends = {"eos_token_id": [*stop_ids] if len(stop_ids) > 1 else stop_ids[0]} if stop_ids else {}
@@ -167,6 +171,7 @@ def import_folder(hf_dir: str | os.PathLike[str], *, seed: int = 0) -> Pretraine
     folder, module = read_module(root)
     _check_adapter(folder)
     config = read_config(folder)
+    own = config.get(SETTINGS_KEY) or {}
     shapes = Weights(folder).shapes
     with reading(folder / "config.json"):
         architecture = next(iter(config.get("architectures") or [""]))
@@ -176,7 +181,7 @@ def import_folder(hf_dir: str | os.PathLike[str], *, seed: int = 0) -> Pretraine
             objective = family.read_objective(source)
             if objective.model.text_model.is_causal:
                 source.require(is_causal=True, use_bidirectional_attention=False)
-            if (config.get(SETTINGS_KEY) or {}).get("predicts_next") and "predicts_next" in vars(objective):
+            if own.get("predicts_next") and "predicts_next" in vars(objective):
                 objective = dataclasses.replace(objective, predicts_next=True)
         except UserError as error:
             if not str(error).startswith("objective."):
@@ -198,7 +203,8 @@ def import_folder(hf_dir: str | os.PathLike[str], *, seed: int = 0) -> Pretraine
         params |= new
     params = family.import_params(params) if family.import_params else params
     fresh = sorted(set(paths(template)) - params.keys())
-    initialized = subtrees(fresh, params)
+    untrained = [path for path in params if any(within(path, subtree) for subtree in own.get("fresh") or ())]
+    initialized = subtrees({*fresh, *untrained}, params)
     params |= _initialize(objective, fresh, seed)
     nested: Params = {}
     for path in paths(template):
