@@ -46,9 +46,11 @@ class FolderSettings(NamedTuple):
     """Those of a folder of sentence-transformers, or of training."""
     stop_ids: tuple[int, ...] = ()
     """Tokens that end a generated text; empty for the end token of the vocabulary."""
+    rows: tuple[tuple[str, Any], ...] = ()
+    """Fields of the format of rows, such as the names of columns, of a folder; a run has a configuration."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the settings as JSON values."""
+        """Return the settings of a run as JSON values."""
         return {"vectors": self.vectors and self.vectors._asdict(), "stop_ids": self.stop_ids}
 
     @classmethod

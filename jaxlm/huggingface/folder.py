@@ -72,7 +72,8 @@ def export_folder(
         max_length: longest text, with special tokens, for the tokenizer; by default that of `vectors` or the model.
         vectors: if given, the folder is also one of sentence-transformers.
         stop_ids: tokens that end a generated text; by default the end token.
-        settings: what no file of Transformers has, for `import_folder`: `fresh`, the parameters that are not trained.
+        settings: what no file of Transformers has, for `import_folder`: `fresh`, the parameters that are not trained,
+            and `rows`, the fields of the format of rows.
 
     Raises:
         UserError: `out` exists and is not empty, the disk is full, the objective has no Transformers class, or
@@ -214,7 +215,7 @@ def import_folder(hf_dir: str | os.PathLike[str], *, seed: int = 0) -> Pretraine
 
 
 def _read_settings(root: Path, folder: Path, config: Mapping[str, Any], size: int) -> FolderSettings:
-    """Return the settings of vectors, and `eos_token_id` of generation_config.json, else of config.json."""
+    """Return settings: vectors, `eos_token_id` of generation_config.json, else of config.json, and format of rows."""
     vectors, file = None, folder / "generation_config.json"
     try:
         vectors = read_vectors(root)
@@ -223,7 +224,9 @@ def _read_settings(root: Path, folder: Path, config: Mapping[str, Any], size: in
     found = (read_json(file, dict) if file.is_file() else {}).get("eos_token_id")
     found = config.get("eos_token_id") if found is None else found
     ids = found if isinstance(found, list) else [found]
-    return FolderSettings(vectors, tuple(i for i in ids if isinstance(i, int) and 0 <= i < size))
+    rows = (config.get(SETTINGS_KEY) or {}).get("rows") or {}
+    fields = tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in rows.items())
+    return FolderSettings(vectors, tuple(i for i in ids if isinstance(i, int) and 0 <= i < size), fields)
 
 
 def _check_adapter(folder: Path) -> None:
