@@ -32,6 +32,7 @@ from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.parallel.hosts import log
 from jaxlm.paths import cause, local_folder, read_json, reading, remedy, without_empty_folders
 from jaxlm.tasks.rerank import Rerank
+from jaxlm.tasks.text_to_text import TextToText
 from jaxlm.tokenizers.classes import GENERIC, read_class, read_length, templates
 from jaxlm.tokenizers.export import export as export_tokenizer
 from jaxlm.tokenizers.template import parts, symbol_id
@@ -102,17 +103,19 @@ def export_folder(
             write_reranker(temporary, objective.query_prompt)
         written = vectors and vectors.similarity == "maxsim"  # the projection, as a module of sentence-transformers
         private = "" if written else listed([n for model in models for n in model.table.private if n in params])
-        card = dataclasses.replace(card, rows={**card.rows, **_remarks(objective, private)})
+        card = dataclasses.replace(card, rows={**card.rows, **_remarks(objective, private, settings.get("rows", {}))})
         parameters = sum(int(np.prod(get(template, path).shape)) for path in exported)
         text = render(card, objective, models, parameters, out.name, vectors)
         (temporary / "README.md").write_text(text, encoding="utf-8")
     return out
 
 
-def _remarks(objective: Objective, left_out: str) -> dict[str, str]:
+def _remarks(objective: Objective, left_out: str, rows: Mapping[str, Any]) -> dict[str, str]:
     """Return rows of a model card about an export; a row without text is not shown."""
     place = "predicted at the position before them" * objective.predicts_next
-    return {"Left out, without a counterpart there": left_out, "Masked tokens": place}
+    prompt, answers = objective.prompt_form(rows) if isinstance(objective, TextToText) else ("", "")
+    return {"Left out, without a counterpart there": left_out, "Masked tokens": place, "Prompt": prompt,
+            "Answers": answers}
 
 
 def _read_tokenizer(folder: Path, objective: Objective, in_lower_case: bool) -> Tokenizer:
