@@ -48,10 +48,13 @@ class FolderSettings(NamedTuple):
     """Tokens that end a generated text; empty for the end token of the vocabulary."""
     length: int | None = None
     """Tokens of the longest texts that the folder's model reads, where they are known."""
+    rows: tuple[tuple[str, Any], ...] = ()
+    """Fields of the format of rows, such as the names of columns, of a folder; a run has a configuration."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the settings as JSON values."""
-        return self._asdict() | {"vectors": self.vectors and self.vectors._asdict()}
+        """Return the settings of a run as JSON values."""
+        vectors = self.vectors and self.vectors._asdict()
+        return {"vectors": vectors, "stop_ids": self.stop_ids, "length": self.length}
 
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> Self:

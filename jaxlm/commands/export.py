@@ -52,9 +52,12 @@ def main(arguments: list[str]) -> None:
     pooling = options.sentence_transformers or (vectors.pooling if vectors else "mean" if is_encoder else "none")
     vectors = vectors or Vectors("mean", model.length, False)
     vectors = vectors._replace(pooling=pooling, normalize=options.normalize or vectors.normalize)
+    fields = experiment.data.format_fields() if model.objective.scores_rows else ()
+    rows = {f.name: value for f in fields if (value := getattr(experiment.data, f.name)) != f.default}
     out = export_folder(
         options.out, model.objective, model.params, model.tokenizer, card, max_length=model.length,
         vectors=None if pooling == "none" else vectors, stop_ids=model.settings.stop_ids,
+        settings={"fresh": model.fresh, "rows": rows},
     )
     name = model.objective.primary_metric
     loss = f", held-out {name} {evaluation[name]:.4f}" if name in evaluation else ""

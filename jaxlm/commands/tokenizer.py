@@ -94,7 +94,8 @@ def _extend(arguments: list[str]) -> None:
     extended = model.with_words(extension)
     vectors, stop_ids = extended.settings
     export_folder(out, extended.objective, extended.params, extended.tokenizer, card, max_length=extended.length,
-                  vectors=None if extended.objective.scores_rows else vectors, stop_ids=stop_ids)
+                  vectors=None if extended.objective.scores_rows else vectors, stop_ids=stop_ids,
+                  settings={"fresh": extended.fresh})
     print(f"Wrote {out}; continue with `jaxlm pretrain PRESET --init-from {out} --data.source {options.source}`.")
 
 

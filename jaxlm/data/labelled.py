@@ -144,6 +144,11 @@ class LabelledData(Data):
         """
         raise NotImplementedError
 
+    @classmethod
+    def format_fields(cls) -> tuple[dataclasses.Field[Any], ...]:
+        """Return the fields of the format, such as the names of columns."""
+        return dataclasses.fields(cls)[len(dataclasses.fields(LabelledData)):]
+
     def class_names(self) -> tuple[str, ...]:
         """Return the labels in the order of their numbers; empty if the source has no such order."""
         return ()

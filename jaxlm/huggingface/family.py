@@ -20,7 +20,8 @@ Fields = Mapping[str, tuple[str, Any]]
 
 Transformers omits default values from the file.
 """
-FORM = {"architectures?": [str], "id2label?": dict, "jaxlm?": dict, "rope_scaling?": dict,
+FORM = {"architectures?": [str], "id2label?": dict, "rope_scaling?": dict,
+        "jaxlm?": {"fresh?": [str], "rows?": {"*": (str, int, float, bool, [str])}},
         "rope_parameters?": {"full_attention?": dict, "sliding_attention?": dict}}
 """Form of a config.json, for keys that `Source` does not check."""
 

@@ -32,6 +32,7 @@ from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.parallel.hosts import log
 from jaxlm.paths import cause, local_folder, read_json, reading, remedy, without_empty_folders
 from jaxlm.tasks.rerank import Rerank
+from jaxlm.tasks.text_to_text import TextToText
 from jaxlm.tokenizers.classes import GENERIC, read_class, read_length, templates
 from jaxlm.tokenizers.export import export as export_tokenizer
 from jaxlm.tokenizers.template import parts, symbol_id
@@ -54,6 +55,7 @@ def export_folder(
     max_length: int | None = None,
     vectors: Vectors | None = None,
     stop_ids: Sequence[int] = (),
+    settings: Mapping[str, Any] = {},
 ) -> Path:
     """Write a folder that `AutoModel….from_pretrained` and `AutoTokenizer.from_pretrained` load, and return its path.
 
@@ -71,6 +73,8 @@ def export_folder(
         max_length: longest text, with special tokens, for the tokenizer; by default that of `vectors` or the model.
         vectors: if given, the folder is also one of sentence-transformers.
         stop_ids: tokens that end a generated text; by default the end token.
+        settings: what no file of Transformers has, for `import_folder`: `fresh`, the parameters that are not trained,
+            and `rows`, the fields of the format of rows.
 
     Raises:
         UserError: `out` exists and is not empty, the disk is full, the objective has no Transformers class, or
@@ -92,24 +96,26 @@ def export_folder(
     length = min((vectors and vectors.length) or max_length or longest, longest)
     with _new_folder(out) as temporary:
         for model in models:
-            _write_model(temporary / model.folder, model, objective, params, tokenizer, length, stop_ids)
+            _write_model(temporary / model.folder, model, objective, params, tokenizer, length, stop_ids, settings)
         if vectors is not None:
             write_vectors(temporary, objective, vectors._replace(length=length), params)
         if isinstance(objective, Rerank) and objective.query_prompt:
             write_reranker(temporary, objective.query_prompt)
         written = vectors and vectors.similarity == "maxsim"  # the projection, as a module of sentence-transformers
         private = "" if written else listed([n for model in models for n in model.table.private if n in params])
-        card = dataclasses.replace(card, rows={**card.rows, **_remarks(objective, private)})
+        card = dataclasses.replace(card, rows={**card.rows, **_remarks(objective, private, settings.get("rows", {}))})
         parameters = sum(int(np.prod(get(template, path).shape)) for path in exported)
         text = render(card, objective, models, parameters, out.name, vectors)
         (temporary / "README.md").write_text(text, encoding="utf-8")
     return out
 
 
-def _remarks(objective: Objective, left_out: str) -> dict[str, str]:
+def _remarks(objective: Objective, left_out: str, rows: Mapping[str, Any]) -> dict[str, str]:
     """Return rows of a model card about an export; a row without text is not shown."""
     place = "predicted at the position before them" * objective.predicts_next
-    return {"Left out, without a counterpart there": left_out, "Masked tokens": place}
+    prompt, answers = objective.prompt_form(rows) if isinstance(objective, TextToText) else ("", "")
+    return {"Left out, without a counterpart there": left_out, "Masked tokens": place, "Prompt": prompt,
+            "Answers": answers}
 
 
 def _read_tokenizer(folder: Path, objective: Objective, in_lower_case: bool) -> Tokenizer:
@@ -138,12 +144,14 @@ def _in_lower_case(tokenizer: Tokenizer) -> Tokenizer:
 
 def _write_model(
     folder: Path, model: TransformersModel, objective: Objective, params: Params, tokenizer: Tokenizer, length: int,
-    stop_ids: Sequence[int],
+    stop_ids: Sequence[int], settings: Mapping[str, Any],
 ) -> None:
     """Write the configuration, the weights and the tokenizer of a Transformers model."""
     folder.mkdir(exist_ok=True)
-    settings = {SETTINGS_KEY: {"predicts_next": True}} if objective.predicts_next else {}
-    config = {"architectures": [model.architecture], "dtype": "float32", **model.config, **settings}
+    new = {name: value for name, value in {"predicts_next": objective.predicts_next, **settings}.items() if value}
+    own = {**model.config.get(SETTINGS_KEY, {}), **new}
+    config = {"architectures": [model.architecture], "dtype": "float32", **model.config}
+    config |= {SETTINGS_KEY: own} if own else {}
     _write_json(folder / "config.json", config)
     if model.generation_config is not None:
         ends = {"eos_token_id": [*stop_ids] if len(stop_ids) > 1 else stop_ids[0]} if stop_ids else {}
@@ -167,6 +175,7 @@ def import_folder(hf_dir: str | os.PathLike[str], *, seed: int = 0) -> Pretraine
     folder, module = read_module(root)
     _check_adapter(folder)
     config = read_config(folder)
+    own = config.get(SETTINGS_KEY) or {}
     shapes = Weights(folder).shapes
     with reading(folder / "config.json"):
         architecture = next(iter(config.get("architectures") or [""]))
@@ -176,7 +185,7 @@ def import_folder(hf_dir: str | os.PathLike[str], *, seed: int = 0) -> Pretraine
             objective = family.read_objective(source)
             if objective.model.text_model.is_causal:
                 source.require(is_causal=True, use_bidirectional_attention=False)
-            if (config.get(SETTINGS_KEY) or {}).get("predicts_next") and "predicts_next" in vars(objective):
+            if own.get("predicts_next") and "predicts_next" in vars(objective):
                 objective = dataclasses.replace(objective, predicts_next=True)
         except UserError as error:
             if not str(error).startswith("objective."):
@@ -198,7 +207,8 @@ def import_folder(hf_dir: str | os.PathLike[str], *, seed: int = 0) -> Pretraine
         params |= new
     params = family.import_params(params) if family.import_params else params
     fresh = sorted(set(paths(template)) - params.keys())
-    initialized = subtrees(fresh, params)
+    untrained = [path for path in params if any(within(path, subtree) for subtree in own.get("fresh") or ())]
+    initialized = subtrees({*fresh, *untrained}, params)
     params |= _initialize(objective, fresh, seed)
     nested: Params = {}
     for path in paths(template):
@@ -208,7 +218,7 @@ def import_folder(hf_dir: str | os.PathLike[str], *, seed: int = 0) -> Pretraine
 
 
 def _read_settings(root: Path, folder: Path, config: Mapping[str, Any], size: int) -> FolderSettings:
-    """Return the settings of vectors, and `eos_token_id` of generation_config.json, else of config.json."""
+    """Return settings: vectors, `eos_token_id` of generation_config.json, else of config.json, and format of rows."""
     vectors, file = None, folder / "generation_config.json"
     try:
         vectors = read_vectors(root)
@@ -217,7 +227,9 @@ def _read_settings(root: Path, folder: Path, config: Mapping[str, Any], size: in
     found = (read_json(file, dict) if file.is_file() else {}).get("eos_token_id")
     found = config.get("eos_token_id") if found is None else found
     ids = found if isinstance(found, list) else [found]
-    return FolderSettings(vectors, tuple(i for i in ids if isinstance(i, int) and 0 <= i < size))
+    rows = (config.get(SETTINGS_KEY) or {}).get("rows") or {}
+    fields = tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in rows.items())
+    return FolderSettings(vectors, tuple(i for i in ids if isinstance(i, int) and 0 <= i < size), fields)
 
 
 def _check_adapter(folder: Path) -> None:

@@ -62,8 +62,15 @@ def export_family(base: Family, task: Objective) -> Family:
     if task.vectors(None):
         return dataclasses.replace(base, models=lambda bound: (_bare_model(base, bound),))
     if isinstance(task, TextToText):
-        return dataclasses.replace(base, models=lambda bound: base.models(pretraining_objective(bound)))
+        return dataclasses.replace(base, models=functools.partial(_writer, base))
     return dataclasses.replace(base, models=lambda task: (_transformers_model(base, task),))
+
+
+def _writer(base: Family, task: TextToText) -> tuple[TransformersModel]:
+    """Return the Transformers model of the pretraining objective, which writes answers as long as the task's."""
+    (model,) = base.models(pretraining_objective(task))
+    generation = {"max_new_tokens": task.max_target, **(model.generation_config or {})}
+    return (dataclasses.replace(model, generation_config=generation),)
 
 
 def import_family(base: Family, architecture: str) -> Family:

@@ -33,7 +33,8 @@ class PretrainedModel:
     """Nested dict of float32 arrays."""
     tokenizer: Tokenizer | None = None
     fresh: tuple[str, ...] = ()
-    """Subtrees of parameters that the folder lacks and that were initialized, such as "mlm_head"."""
+    """Subtrees of parameters that were initialized and not trained, since the folder or, of an import that was written
+    again, the first one lacks them, such as "mlm_head"."""
     path: str = ""
     """The folder that it was read from."""
     step: int = 0

@@ -16,16 +16,17 @@ from jaxlm.config.experiment import Experiment, Resolved, TrainConfig
 from jaxlm.config.flags import override
 from jaxlm.config.presets import load_preset
 from jaxlm.errors import UserError
-from jaxlm.fields import Setting, settings, with_value
+from jaxlm.fields import Setting, check_types, settings, with_value
 from jaxlm.objectives.base import Objective, with_options
 from jaxlm.objectives.pretrained import PretrainedModel
+from jaxlm.parallel.hosts import log
 from jaxlm.paths import is_run_folder
 from jaxlm.runs.folder import NO_RUN, RunFolder
 from jaxlm.runs.load import load_model
 from jaxlm.runs.session import set_up
 from jaxlm.systems import is_foreign, system_of, task_of
-from jaxlm.tasks.base import Task
 from jaxlm.tasks.evaluate import Evaluation
+from jaxlm.tasks.tables import TableData
 from jaxlm.tasks.text_to_text import TextToText
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.training.optimizers import make_schedule
@@ -156,7 +157,7 @@ def open_evaluation(
             "--task FILE to evaluate it with prompts, or --vectors FILE for its text vectors."
         )
     run = RunFolder.read(path)
-    stored = run.experiment or folder_experiment(task)
+    stored = run.experiment or folder_experiment(pretrained)
     unchanged = dataclasses.replace(stored, objective=task, data=dataclasses.replace(stored.data, source="", dev=""))
     experiment = override(unchanged, list(flags), f"jaxlm evaluate {path}")
     for old, _ in _changes(unchanged, experiment):
@@ -175,6 +176,8 @@ def open_evaluation(
     experiment = dataclasses.replace(experiment, data=data)
     session = set_up(Resolved(experiment, pretrained), load_model, run).without_data()
     rows = data.open(session.tokenizer)
+    if run.experiment is None and isinstance(data, TableData):
+        log(f"Rows are read by the columns {', '.join(data.columns())}, and up to {data.length:,} tokens of each.")
     if not dev and run.metadata.get("data") not in (None, rows.fingerprint):
         raise UserError(
             f"{data.source} is not divided as when {path} was trained on it, so rows that it has learnt from would be "
@@ -183,10 +186,16 @@ def open_evaluation(
     return Evaluation(session.objective, pretrained.params, rows, data, experiment.train.batch_size)
 
 
-def folder_experiment(task: Task) -> Experiment:
-    """Return the configuration to evaluate a Transformers folder: the task with its default form of rows."""
-    length = task.model.max_length or 512
-    data = task_of(task).rows(length=min(length, 512))
+def folder_experiment(pretrained: PretrainedModel) -> Experiment:
+    """Return the configuration to evaluate a Transformers folder: its task, longest text and, if known, its rows."""
+    task, found, length = pretrained.objective, dict(pretrained.settings.rows), pretrained.length or 512
+    kind = task_of(task).rows
+    rows = {f.name: found[f.name] for f in kind.format_fields() if f.name in found}
+    data = kind(length=min(length, task.model.max_length or length), **rows)
+    try:
+        check_types(data)
+    except UserError as error:
+        raise UserError(f"{pretrained.path}: in config.json, jaxlm.rows.{error}") from error
     return Experiment(objective=task, data=data, train=TrainConfig(batch_size=32))
 
 

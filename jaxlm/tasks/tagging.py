@@ -137,8 +137,9 @@ class Tagging(Task):
         return task
 
     def encode(self, records: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[EncodedExample]:
-        # In byte-level and SentencePiece vocabularies a word after a space has other tokens.
-        space = " " if tokenizer.is_byte_level else ""
+        # As in running text: in vocabularies that begin no text with a space, a word after one has other tokens.
+        apart, alone = map(list, tokenizer.encode_arrays(["a a", "a"]))
+        space = " " if apart != 2 * alone else ""
         tokens = iter(tokenizer.encode_arrays([
             (space if place else "") + word for record in records for place, word in enumerate(record.values["words"])
         ]))

@@ -7,7 +7,8 @@ formatted as texts.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
 
 import jax
@@ -25,6 +26,8 @@ from jaxlm.objectives.chunked_loss import chunked_cross_entropy
 from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.tasks import metrics
 from jaxlm.tasks.base import Answer, Task
+from jaxlm.tasks.classification import Classification
+from jaxlm.tasks.multiple_choice import MultipleChoice
 from jaxlm.tasks.remarks import row_remarks
 from jaxlm.tasks.tables import TableData, TableRow
 from jaxlm.tokenizers.template import Template
@@ -141,6 +144,27 @@ class TextToText(Task):
         """Return prompt and answer; the answer is "" if the data has none."""
         prompt, target = self.kind.as_text(record) if self.kind else self.as_text(record)
         return self.prefix + prompt, target
+
+    def prompt_form(self, rows: Mapping[str, Any]) -> tuple[str, str]:
+        """Return the prompt with the names of a row's values in braces, and the answers of a classifier, for a reader.
+
+        The prompt is "" if it depends on more than texts. `rows` are fields of the format of rows.
+        """
+        kind, is_classifier = self.kind, isinstance(self.kind, Classification)
+        asked = {"text_pair": is_classifier and "{text_pair}" in kind.prompt,
+                 "question": not isinstance(kind, MultipleChoice)}
+        optional = [name for name, is_asked in asked.items() if is_asked or rows.get(f"{name}_field")]
+        values = {"question": ""} | {name: f"{{{name}}}" for name in ("source", "text", "passage", *optional)}
+        values |= {"choices": ["{choice}", "…"], "words": ["{words}"]}
+        values |= dict.fromkeys(("label", "answers", "targets", "tags"))
+        try:
+            prompt = self.texts(Record("", "", values, ()))[0] + self.separator * self.is_decoder
+        except Exception:  # rows of another kind, as in tasks of one's own; no export fails by its card
+            prompt = ""
+        words = dict(word.split("=", 1) for word in (kind.label_words if is_classifier else ()))
+        labels = kind.labels if kind else ()
+        # The passage of a question has spaces around its punctuation.
+        return re.sub(r"\{ (\w+) \}", r"{\1}", prompt), ", ".join(words.get(label, label) for label in labels)
 
     def as_text(self, record: Record) -> tuple[str, str]:
         return record.values["source"], (record.values["targets"] or [""])[0]

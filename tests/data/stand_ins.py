@@ -24,7 +24,6 @@ EOS, BEGIN = 3, 4
 
 class ByteTokenizer:
     fingerprint = "bytes"
-    is_byte_level = False
     vocabulary = Vocabulary(
         size=272, special=np.arange(272) < 16, word_start=np.arange(272) >= 16, sentence_end=np.zeros(272, bool), pad=0,
         eos=EOS,

@@ -9,6 +9,7 @@ import gzip
 import itertools
 import json
 import lzma
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -22,11 +23,13 @@ from jaxlm.cli import main
 from jaxlm.huggingface import ModelCard, export_folder
 from jaxlm.models.albert import Albert
 from jaxlm.models.bert import Bert
+from jaxlm.models.deberta import DebertaV3
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.roberta import Roberta
 from jaxlm.models.t5 import T5
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.masked_lm import MaskedLM
+from jaxlm.objectives.replaced_tokens import ReplacedTokens
 from jaxlm.objectives.span_corruption import SpanCorruption
 from jaxlm.runs.load import load_model
 from jaxlm.tokenizers.tokenizer import Tokenizer
@@ -211,6 +214,25 @@ def test_loss_on_old_text_before_training(texts, tmp_path):
     print(losses)
     assert losses[0] < 6.5  # log(2048) is 7.6
     assert abs(losses[1] / losses[0] - 1) < 0.05, losses
+
+
+def test_parameters_that_a_folder_lacks_are_not_taken_for_trained(vocab_file, tmp_path, capsys):
+    """A DeBERTa v3 published as a discriminator alone, extended, then imported and exported again."""
+    text, tokenizer = tmp_path / "text.txt", Tokenizer.load(vocab_file)
+    text.write_text("the unsatable catdogs ran. " * 20)
+    model = DebertaV3(**SIZES, intermediate_size=24, max_positions=40, position_buckets=8, generator_num_layers=1)
+    objective = ReplacedTokens(model=model, mask_share=1.0, two_segments=False).bind(tokenizer.vocabulary, 32)
+    export_folder(tmp_path / "old", objective, random_params(objective), tokenizer, ModelCard())
+    shutil.rmtree(tmp_path / "old" / "generator")
+    old, new, run, again = (str(tmp_path / name) for name in ("old", "new", "run", "again"))
+    assert main(["tokenizer", "extend", old, new, "--data.source", str(text), "--old-text", str(text)]) == 0
+    assert main(["import", new, run]) == 0 and main(["export", run, again]) == 0
+    fresh = load_model(old).fresh
+    assert fresh and all(name.startswith("generator/") for name in fresh)
+    for folder in (new, run, again):
+        assert load_model(folder).fresh == fresh
+        assert main(["fill-mask", folder, "the [MASK] ran"]) == 2
+        assert "so it would answer at random" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("case", ["words", "bytes", "no weights", "out", "short text"])

@@ -33,8 +33,8 @@ def sentences(count: int) -> list[tuple[str, str]]:
     return [(text, str(int("cat" in text.split()))) for text in found]
 
 
-def write_rows(path: Path, rows) -> Path:
-    path.write_text("\n".join("\t".join(row) for row in [("text", "label"), *rows]) + "\n", encoding="utf-8")
+def write_rows(path: Path, rows, column: str = "text") -> Path:
+    path.write_text("\n".join("\t".join(row) for row in [(column, "label"), *rows]) + "\n", encoding="utf-8")
     return path
 
 
@@ -86,8 +86,9 @@ def bert_run(tmp_path_factory, vocab_file) -> tuple[Path, Path]:
     labels = dict(id2label={0: "0", 1: "1"}, label2id={"0": 0, "1": 1})
     start = save_torch(torch_bert("gelu", "BertForSequenceClassification", **NO_DROPOUT, **labels), folder / "hf",
                        vocab_file)
-    rows = write_rows(folder / "rows.tsv", sentences(60))
-    flags = ("--data.length", "16", "--train.batch-size", "6", "--optimizer.learning-rate", "3e-3")
+    rows = write_rows(folder / "rows.tsv", sentences(60), "review")
+    flags = ("--data.text-field", "review", "--data.length", "16", "--train.batch-size", "6",
+             "--optimizer.learning-rate", "3e-3")
     return start, fine_tune(start, rows, folder / "run", 20, *flags)
 
 
@@ -108,18 +109,18 @@ def predictions(model: Path, rows: Path, out: Path, *flags: str) -> list:
 def test_the_pipeline_gives_our_predictions(bert_run, tmp_path):
     _, run = bert_run
     texts = sentences(12)
-    rows = write_rows(tmp_path / "rows.tsv", texts)
+    rows = write_rows(tmp_path / "rows.tsv", texts, "review")
     assert main(["export", str(run), str(tmp_path / "out")]) == 0
     ours = predictions(run, rows, tmp_path / "ours.jsonl")
-    # The export, imported again, predicts as the run does.
-    again = predictions(tmp_path / "out", rows, tmp_path / "again.jsonl", "--data.length", "16")
+    # The export, imported again, reads rows and predicts as the run does.
+    again = predictions(tmp_path / "out", rows, tmp_path / "again.jsonl")
     assert [row["prediction"] for row in again] == [row["prediction"] for row in ours]
     pipe = transformers.pipeline("text-classification", str(tmp_path / "out"), device="cpu")
     for mine, theirs in zip(ours, pipe([text for text, _ in texts], batch_size=5), strict=True):
-        assert theirs["label"] == mine["prediction"]
+        assert theirs["label"] == f"LABEL_{mine['prediction']}"
         assert abs(theirs["score"] - mine["scores"][mine["prediction"]]) < 1e-4
     card = (tmp_path / "out" / "README.md").read_text()
-    assert "AutoModelForSequenceClassification" in card and "| Labels | 0, 1 |" in card
+    assert "AutoModelForSequenceClassification" in card and "| Labels | LABEL_0, LABEL_1 |" in card
 
 
 @pytest.mark.slow

@@ -108,14 +108,17 @@ def test_models_without_an_output_head_do_not_answer(kept, mask, lacks, tmp_path
     assert main(["import", str(folder), str(run)]) == 0
     assert "initialized afresh" in capsys.readouterr().out
     command = ["fill-mask", "the [MASK] sat"] if mask else ["generate", "the cat"]
-    for path in (folder, run):
+    assert main(["export", str(run), str(tmp_path / "again")]) == 0
+    for path in (folder, run, tmp_path / "again"):
         assert main([command[0], str(path), command[1]]) == 2
         assert f"{path} has no {lacks}, so it would answer at random" in capsys.readouterr().err
         with pytest.warns(UserWarning, match=f"has no .*{lacks.split()[-1]}"):
             jaxlm.load(str(path))
     if mask:
         assert main(["pretrain", str(run), "--data.source", str(text), *TRAINING]) == 0
-        assert main([command[0], str(run), command[1]]) == 0
+        assert main(["export", str(run), str(tmp_path / "trained")]) == 0
+        for path in (run, tmp_path / "trained"):
+            assert main([command[0], str(path), command[1]]) == 0
 
 
 @pytest.mark.slow

@@ -299,9 +299,14 @@ def test_several_labels_are_their_multi_label_classification(model, tokenizer, t
 @pytest.mark.parametrize("model", [T5(hidden_size=16, num_layers=1, num_heads=2, head_dim=8, intermediate_size=24),
                                    MODELS[Gpt2]], ids=["t5", "gpt2"])
 def test_text_to_text_is_exported_as_it_was_pretrained(model, tokenizer, tmp_path):
-    task = TextToText(model=model, kind=Classification(labels=("a", "b"))).bind(tokenizer.vocabulary, LENGTH)
+    kind = Classification(labels=("a", "b"), label_words=("a=no",))
+    task = TextToText(model=model, kind=kind, prefix="mine ", max_target=7).bind(tokenizer.vocabulary, LENGTH)
     params = random_params(task, 0)
-    imported = import_folder(export_folder(tmp_path / "out", task, params, tokenizer, ModelCard()))
+    out = export_folder(tmp_path / "out", task, params, tokenizer, ModelCard())
+    imported, card = import_folder(out), (out / "README.md").read_text()
+    end = " =>" * (type(imported.objective).__name__ == "CausalLM")
+    assert f"| Prompt | mine sentence: {{text}}{end} |" in card and "| Answers | no, b |" in card
+    assert transformers.GenerationConfig.from_pretrained(out).max_new_tokens == 7
     assert type(imported.objective).__name__ in ("SpanCorruption", "CausalLM")
     assert jax.tree.all(jax.tree.map(np.array_equal, imported.params, params))
 

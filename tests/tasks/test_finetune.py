@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -14,7 +15,7 @@ from jaxlm.cli import main
 from jaxlm.data.labelled import LabelledSource, Record
 from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
-from jaxlm.huggingface import import_folder
+from jaxlm.huggingface import ModelCard, export_folder, import_folder
 from jaxlm.inference.generate import Settings, continuations
 from jaxlm.knowledge.triples import TripleData
 from jaxlm.objectives.masked_lm import MaskedLM
@@ -25,6 +26,7 @@ from jaxlm.runs.session import set_up
 from jaxlm.tasks.classification import Classification, TextRows
 from jaxlm.tasks.text_to_text import TextToText
 from jaxlm.training.checkpoints import Checkpoints
+from tests.params import random_params
 from tests.tasks.support import sentences
 from tests.training.support import metadata, metrics, saved_steps
 
@@ -382,9 +384,22 @@ def test_steps_follow_from_epochs_unless_they_are_given(models, rows, tmp_path):
         numbers(preset=preset)
 
 
-def test_a_transformers_folder_is_evaluated_in_small_batches(models):
-    task = Classification().with_pretrained_model(import_folder(models("bert")))
-    assert folder_experiment(task).train.batch_size == 32
+def test_how_the_rows_of_a_transformers_folder_are_read(models, tmp_path):
+    """In small batches, up to the length of its tokenizer, and with the columns that an export has stored."""
+    source, rows = import_folder(models("bert")), {"text_pair_field": "other", "source": "train.tsv"}
+    task = Classification(labels=("a", "b")).with_pretrained_model(source).bind(source.tokenizer.vocabulary, 64)
+    export_folder(tmp_path / "out", task, random_params(task), source.tokenizer, ModelCard(), settings={"rows": rows})
+    found = import_folder(tmp_path / "out")
+    experiment = folder_experiment(found)
+    assert experiment.train.batch_size == 32 and experiment.data == TextRows(length=64, text_pair_field="other")
+    model = dataclasses.replace(task.model, max_positions=4096)
+    for length, wanted in ((2048, 2048), (8192, 4096), (None, 512)):
+        longer = dataclasses.replace(found, objective=dataclasses.replace(task, model=model), length=length)
+        assert folder_experiment(longer).data.length == wanted
+    file = tmp_path / "out" / "config.json"
+    file.write_text(file.read_text().replace('"other"', "3"))
+    with pytest.raises(UserError, match=r"out: in config.json, jaxlm.rows.text_pair_field is 3; it must be str"):
+        folder_experiment(import_folder(tmp_path / "out"))
 
 
 def test_show_draws_examples(models, rows, capsys):

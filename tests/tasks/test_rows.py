@@ -13,6 +13,8 @@ from jaxlm.data.labelled import EncodedExample, good_rows
 from jaxlm.data.readers import Columns
 from jaxlm.errors import UserError
 from jaxlm.evaluation.prompts import fill
+from jaxlm.knowledge.entity_typing import EntityTyping
+from jaxlm.models.t5 import T5
 from jaxlm.tasks.answers import AnswerRows, Answers, Window
 from jaxlm.tasks.classification import Classification, TextRows
 from jaxlm.tasks.multiple_choice import ChoiceRows, MultipleChoice
@@ -41,6 +43,21 @@ def test_rows_without_labels(name, tmp_path):
     (row,) = read(file[0], tmp_path, *file[1:])
     assert task.gold(row) is None
     assert (task.texts(row) if isinstance(task, TextToText) else task.as_text(row))[1] == ""
+
+
+@pytest.mark.parametrize(("kind", "rows", "prompt"), [
+    (None, {}, "{source}"), (Classification(), {}, "sentence: {text}"), (Tagging(), {}, "{words}"),
+    (Classification(), {"text_pair_field": "b"}, "sentence1: {text} sentence2: {text_pair}"),
+    (Classification(target="labels", prompt="rte {text_pair}: {text}"), {}, "rte {text_pair}: {text}"),
+    (Classification(target="number", prompt="x {text}"), {"text_pair_field": "b"}, "x {text}"),
+    (MultipleChoice(), {}, "choices: (A) {choice} (B) … context: {text}"),
+    (MultipleChoice(), {"question_field": "q"}, "question: {question} choices: (A) {choice} (B) … context: {text}"),
+    (Answers(), {"form": "coqa"}, "question: {question} context: {passage}"),
+    (EntityTyping(), {}, ""),
+])
+def test_the_prompt_of_a_model_card(kind, rows, prompt):
+    task = TextToText(model=T5(), kind=kind, prefix="p ")
+    assert task.prompt_form(rows)[0].strip() == (prompt and f"p {prompt}")
 
 
 @pytest.mark.parametrize(("data", "file", "texts"), [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -12,11 +13,16 @@ import tokenizers
 import transformers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from jaxlm.data.labelled import Record
+from jaxlm.models.bert import Bert
+from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.llama import Llama
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.pretrained import PretrainedModel
+from jaxlm.tasks.tagging import Tagging
 from jaxlm.tokenizers.export import export
 from jaxlm.tokenizers.tokenizer import Tokenizer
+from jaxlm.tokenizers.training import train_tokenizer
 from tests.params import random_params
 
 WORDS = [
@@ -54,8 +60,8 @@ FORMS["mmbert"] = (*FORMS["gemma"][:3], "GemmaTokenizerFast", *FORMS["gemma"][4:
 MODEL_TYPES = {"qwen3": "qwen3", "gemma": "gemma3_text", "mmbert": "modernbert"}
 
 
-def save(name: str, folder: Path) -> Path:
-    """Save a tokenizer of this form, trained on the words."""
+def save(name: str, folder: Path, texts: Sequence[str] = [" ".join(WORDS[:12] * 3)] * 3) -> Path:
+    """Save a tokenizer of this form, trained on the words; those without a pre-tokenizer merge across spaces."""
     options, normalizer, pre_tokenizer, cls, bos, eos, begins = FORMS[name]
     made = tokenizers.Tokenizer(models.BPE(**options))
     is_bytes = "byte_fallback" not in options
@@ -69,7 +75,7 @@ def save(name: str, folder: Path) -> Path:
     alphabet = pre_tokenizers.ByteLevel.alphabet() if is_bytes else ["▁"]
     trainer = trainers.BpeTrainer(vocab_size=600, initial_alphabet=alphabet, special_tokens=special, limit_alphabet=300,
                                   show_progress=False)
-    made.train_from_iterator([" ".join(WORDS[:12] * 3)] * 3, trainer)
+    made.train_from_iterator(texts, trainer)
     content = json.loads(made.to_str())
     content["added_tokens"] = [token for token in content["added_tokens"] if not token["content"].startswith("<0x")]
     made = tokenizers.Tokenizer.from_str(json.dumps(content))
@@ -173,3 +179,26 @@ def test_a_mask_symbol_and_its_place_in_texts(name, tmp_path):
         before = theirs.encode(text.partition(exported.mask_token)[0].rstrip(" "), add_special_tokens=False)
         if theirs.mask_token is None:  # the new one takes the space; another keeps its own rule
             assert ids[1 : ids.index(v.mask)] == before
+
+
+@pytest.mark.parametrize("name", ["gemma", "mmbert", "llama2", "llama3", "unigram", "bpe", "byte-bpe", "wordpiece"])
+def test_words_to_tag_have_the_ids_of_running_text(name, tmp_path):
+    """Each word but the first has its space, where the vocabulary does not begin the first with one, too."""
+    folder, words = tmp_path / "made", ["cat", "hen", "thecat", *(word for word in WORDS[:12] if word.isalpha())]
+    if name in FORMS:  # published vocabularies have no piece across words
+        save(name, folder, [*WORDS, *(f" {word}" for word in WORDS)] * 3)
+    else:
+        if name == "wordpiece":
+            pieces = sorted({part for word in words for part in (*word, *(f"##{letter}" for letter in word))})
+            (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *pieces]))
+            made = Tokenizer.load(tmp_path / "vocab.txt")
+        else:
+            made = train_tokenizer(lines(), tmp_path / "trained", kind=name, vocab_size=700)
+        export(made, folder, Bert().template, 100)
+    ours, theirs = Tokenizer.load(folder), transformers.AutoTokenizer.from_pretrained(folder)
+    task = Tagging(model=Gpt2(), labels=("O",)).bind_unchecked(ours.vocabulary)
+    row = Record("0", "here", {"words": words, "tags": ["O"] * len(words)}, ())
+    (example,) = task.encode([row], ours, 500)
+    found = [i for i in example.arrays["input_ids"].tolist() if not ours.vocabulary.special[i]]
+    assert found == theirs(" ".join(words), add_special_tokens=False)["input_ids"]
+    assert len(found) > (example.arrays["labels"] >= 0).sum() == len(words) > 8
