@@ -92,7 +92,7 @@ def _extend(arguments: list[str]) -> None:
     print(*(f"{name}: {value}." for name, value in lines.items() if value), sep="\n")
     card = ModelCard(rows={"Started from": str(options.model), "Words from": options.source, **lines})
     extended = model.with_words(extension)
-    vectors, stop_ids = extended.settings
+    vectors, stop_ids = extended.settings[:2]
     export_folder(out, extended.objective, extended.params, extended.tokenizer, card, max_length=extended.length,
                   vectors=None if extended.objective.scores_rows else vectors, stop_ids=stop_ids,
                   settings={"fresh": extended.fresh})

@@ -229,7 +229,8 @@ def _read_settings(root: Path, folder: Path, config: Mapping[str, Any], size: in
     ids = found if isinstance(found, list) else [found]
     rows = (config.get(SETTINGS_KEY) or {}).get("rows") or {}
     fields = tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in rows.items())
-    return FolderSettings(vectors, tuple(i for i in ids if isinstance(i, int) and 0 <= i < size), fields)
+    stop_ids = tuple(i for i in ids if isinstance(i, int) and 0 <= i < size)
+    return FolderSettings(vectors, stop_ids, rows=fields)
 
 
 def _check_adapter(folder: Path) -> None:
