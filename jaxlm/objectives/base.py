@@ -208,7 +208,7 @@ class Objective:
 
     def require_direction(self) -> None:
         """Raise UserError unless the model has causal or bidirectional attention, as the objective needs."""
-        if self.model.is_causal != self.is_causal:
+        if self.is_causal not in (None, self.model.is_causal):
             raise UserError(f"objective.model.is_causal is {self.model.is_causal}; {type(self).__name__} needs "
                             f"{self.is_causal} (a model of --init-from is changed).")
 
