@@ -112,7 +112,7 @@ class Objective:
     symbols: ClassVar[tuple[str, ...]] = ()
     """Special tokens that the tokenizer needs beyond those of every trained tokenizer."""
     row_group: ClassVar[int] = 1
-    """Number of rows that belong together: devices and microbatches take multiples of it."""
+    """Number of consecutive rows that belong together: they stay on one device, and in one microbatch."""
     min_rows: ClassVar[int] = 1
     """Least number of rows of a batch that has a loss."""
     shared_arrays: ClassVar[tuple[str, ...]] = ()
