@@ -59,7 +59,7 @@ class PairedMean(RunningMean):
         return {"error": Term.of(error**2, jnp.ones_like(error), 1.0)}, memory
 
 
-def program(monkeypatch, num_microbatches: int, objective: Objective = RunningMean(), **options) -> Program:  # noqa: B008
+def program(monkeypatch, num_microbatches: int, objective: Objective = RunningMean(), **options) -> Program:
     monkeypatch.setattr(module, "make_optimizer", lambda *_: optax.sgd(1e-3))
     train = TrainConfig(steps=10, batch_size=ROWS, accumulate=num_microbatches, **options)
     mesh = make_mesh(MeshConfig(1), jax.devices()[:1])
