@@ -248,7 +248,8 @@ class Objective:
         Args:
             vocabulary: Facts about the tokenizer.
             length: Maximum sequence length.
-            statistics: Statistics of the data (`jaxlm.data.base.Statistics`); None without data, as in plans.
+            statistics: Statistics of the data (`jaxlm.data.base.Statistics`); None without data, as in plans and for a
+                loaded run.
             constants: The arrays of `load_constants`, or their shapes; () where no loss is computed.
             load: Opens a run folder or a Transformers folder, for rows that are made with another model.
 
@@ -402,7 +403,7 @@ class Bound(Objective):
     vocabulary: Vocabulary = field(bound=True)
     """Facts about the tokenizer."""
     statistics: Any = field(bound=True)
-    """Statistics of the data (`jaxlm.data.base.Statistics`); None without data, as in plans."""
+    """Statistics of the data (`jaxlm.data.base.Statistics`); None without data, as in plans and for a loaded run."""
     constants: Constants = field(bound=True, compare=False)
     """The arrays of `load_constants` on the host, or their shapes; in a step, its argument."""
     load: Callable[[str], PretrainedModel] | None = field(bound=True, compare=False)
