@@ -31,6 +31,7 @@ from jaxlm.models.roberta import Roberta
 from jaxlm.objectives.base import Objective
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
+from jaxlm.runs import pretrain as pretraining
 from jaxlm.runs.load import load_run
 from jaxlm.runs.resolve import resolve
 from jaxlm.tasks.classification import Classification, TextRows
@@ -156,6 +157,22 @@ experiment = Experiment(objective=Mine(model=Scaled(), input_format="document"))
     batch = TokenBatch(*[jax.ShapeDtypeStruct((8, 32), np.int32)] * 2)
     with pytest.raises(UserError, match="Mine has a term 'loss', which training has of its own"):
         program.lower(batch)
+
+
+def test_parameters_may_depend_on_the_vocabulary(tmp_path, monkeypatch):
+    """Also where a run is checked before its text is read."""
+    text = OWN.replace("    power: float = 1.0\n", """    power: float = 1.0
+
+    def init(self, key):
+        return super().init(key) | {"prior": jnp.zeros(len(self.vocabulary.special))}
+""")
+    write_text(tmp_path / "text.txt")
+    flags = ["--data.source", str(tmp_path / "text.txt"), "--data.length", "32", "--data.vocab-size", "512"]
+    resolved = resolve(written(tmp_path / "mine.py", "import jax.numpy as jnp\n" + text), flags)
+    shapes = []
+    monkeypatch.setattr(pretraining, "_train", lambda session, mesh, *_: shapes.append(session.program(mesh).shapes))
+    pretraining.pretrain(resolved, tmp_path / "run")
+    assert shapes[0].params["prior"].shape == (512,)
 
 
 def test_two_classes_of_one_name_are_refused(tmp_path):

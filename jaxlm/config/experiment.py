@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, Self
 
 from jaxlm.data.base import Data
@@ -63,6 +63,17 @@ class OptimizerConfig:
     """Patterns of names of parameters that are not trained, such as 'embeddings' '*/bias'; a later '!classifier' takes
     out what an earlier '*' has chosen. A name stands for all parameters below it, '*' also for several levels, and the
     layers of a stack are one parameter."""
+
+    def own_update(self) -> Any:
+        """Return an `optax.GradientTransformation` in place of that of `name`, for a subclass; None for none.
+
+        Clipping comes before it; weight decay, frozen parameters and the learning rate after it.
+        """
+        return None
+
+    def own_schedule(self, steps: int) -> Callable[[Any], Any] | None:
+        """Return the learning rate of the `steps` after the warm-up, by 0-based step, for a subclass; None for none."""
+        return None
 
     def stable_steps(self, steps: int) -> int:
         """Return the number of steps before the decay of wsd, in a run of `steps`."""

@@ -91,7 +91,8 @@ def export_folder(
     models = family.models(objective)
     params = family.export_params(objective, params) if family.export_params else params
     template = _template(objective)
-    exported = _exported_paths(template, models)
+    private = {*objective.private_params, *(name for model in models for name in model.table.private)}
+    exported = _exported_paths(template, models, private)
     longest = objective.model.max_length or RELATIVE_LENGTH
     length = min((vectors and vectors.length) or max_length or longest, longest)
     with _new_folder(out) as temporary:
@@ -102,8 +103,8 @@ def export_folder(
         if isinstance(objective, Rerank) and objective.query_prompt:
             write_reranker(temporary, objective.query_prompt)
         written = vectors and vectors.similarity == "maxsim"  # the projection, as a module of sentence-transformers
-        private = "" if written else listed([n for model in models for n in model.table.private if n in params])
-        card = dataclasses.replace(card, rows={**card.rows, **_remarks(objective, private, settings.get("rows", {}))})
+        left_out = "" if written else listed(sorted(private & params.keys()))
+        card = dataclasses.replace(card, rows={**card.rows, **_remarks(objective, left_out, settings.get("rows", {}))})
         parameters = sum(int(np.prod(get(template, path).shape)) for path in exported)
         text = render(card, objective, models, parameters, out.name, vectors)
         (temporary / "README.md").write_text(text, encoding="utf-8")
@@ -283,15 +284,15 @@ def _check_template(folder: Path, objective: Objective, tokenizer: Tokenizer) ->
         )
 
 
-def _exported_paths(template: Params, models: tuple[TransformersModel, ...]) -> set[str]:
-    """Return the paths of the parameters that the models have; UserError if their tables do not cover all."""
+def _exported_paths(template: Params, models: tuple[TransformersModel, ...], private: set[str]) -> set[str]:
+    """Return the paths of the parameters that the models have; UserError if their tables do not cover all others."""
     named = {path for model in models for entry in model.table.tensors(template) for path in entry.ours}
-    private = {subtree for model in models for subtree in model.table.private}
     wanted = {path for path in paths(template) if not any(within(path, subtree) for subtree in private)}
     if named != wanted:
         raise UserError(
             f"This model cannot be exported: its configuration and {models[0].architecture} of Transformers differ in "
-            f"{listed(sorted(named ^ wanted))}."
+            f"{listed(sorted(named ^ wanted))}; if these are of an objective or a model of your own, name them in "
+            "private_params of the objective, and they are left out."
         )
     return named
 

@@ -57,6 +57,18 @@ class CachedWriter(Writer):
         x = call(self._embeddings, params["embeddings"], ids, positions)
         return run_stack(self.stack, params["encoder"], x, shared, key=key, caches=caches)
 
+    def visible_slots(
+        self, params: Params, filled: Bool[Array, "batch slots"], queries: Int[Array, " queries"]
+    ) -> Visibility:
+        """Return the mask of the cached keys, and the bias on them if any, for the queries in some slots.
+
+        Prompts are padded on the left. A single query is in the last filled slot.
+        """
+        mask = filled[:, None, None, :]
+        if len(queries) > 1:
+            mask &= queries[:, None] >= jnp.arange(filled.shape[1])[None, :]
+        return Visibility(mask=mask)
+
     def prefill(
         self, params: Params, prompts: Int[Array, "batch length"], mask: Bool[Array, "batch length"], new_tokens: int,
         start: int = 0,
@@ -65,8 +77,7 @@ class CachedWriter(Writer):
         slots = length + new_tokens
         filled = jnp.pad(mask, ((0, 0), (0, new_tokens)))
         positions = jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0)
-        causal = jnp.arange(length)[:, None] >= jnp.arange(slots)[None, :]
-        visible = Visibility(mask=filled[:, None, None, :] & causal)
+        visible = self.visible_slots(params, filled, jnp.arange(length))
         hidden, caches = self._run_tokens(
             params, prompts, positions, SharedInputs(visible, index=jnp.int32(0)),
             caches=empty_cache(self.stack, batch, slots),
@@ -78,7 +89,7 @@ class CachedWriter(Writer):
         self, params: Params, tokens: Int[Array, " batch"], state: DecoderState
     ) -> tuple[Float[Array, "batch vocab"], DecoderState]:
         filled = state.filled.at[:, state.index].set(True)
-        visible = Visibility(mask=filled[:, None, None, :])
+        visible = self.visible_slots(params, filled, state.index[None])
         hidden, caches = self._run_tokens(
             params, tokens[:, None], state.position[:, None], SharedInputs(visible, index=state.index),
             caches=state.caches,

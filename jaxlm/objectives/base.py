@@ -112,7 +112,7 @@ class Objective:
     symbols: ClassVar[tuple[str, ...]] = ()
     """Special tokens that the tokenizer needs beyond those of every trained tokenizer."""
     row_group: ClassVar[int] = 1
-    """Number of rows that belong together: devices and microbatches take multiples of it."""
+    """Number of consecutive rows that belong together: they stay on one device, and in one microbatch."""
     min_rows: ClassVar[int] = 1
     """Least number of rows of a batch that has a loss."""
     shared_arrays: ClassVar[tuple[str, ...]] = ()
@@ -121,6 +121,9 @@ class Objective:
     """Field with the folder that the constants are read from."""
     primary_metric: ClassVar[str] = "loss"
     """The term shown where there is room for one."""
+    private_params: ClassVar[tuple[str, ...]] = ()
+    """Names of parameters without a counterpart in Transformers, such as a head for training only; an export omits
+    them."""
     is_separable: ClassVar[bool] = True
     """Whether the loss of a batch is that of its microbatches added up. An objective that compares the rows of a batch
     with each other has a field `chunks` instead, the number of parts that its model reads one after another."""
@@ -208,7 +211,7 @@ class Objective:
 
     def require_direction(self) -> None:
         """Raise UserError unless the model has causal or bidirectional attention, as the objective needs."""
-        if self.model.is_causal != self.is_causal:
+        if self.is_causal not in (None, self.model.is_causal):
             raise UserError(f"objective.model.is_causal is {self.model.is_causal}; {type(self).__name__} needs "
                             f"{self.is_causal} (a model of --init-from is changed).")
 
@@ -245,7 +248,8 @@ class Objective:
         Args:
             vocabulary: Facts about the tokenizer.
             length: Maximum sequence length.
-            statistics: Statistics of the data (`jaxlm.data.base.Statistics`); None without data, as in plans.
+            statistics: Statistics of the data (`jaxlm.data.base.Statistics`); None without data, as in plans and for a
+                loaded run.
             constants: The arrays of `load_constants`, or their shapes; () where no loss is computed.
             load: Opens a run folder or a Transformers folder, for rows that are made with another model.
 
@@ -399,7 +403,7 @@ class Bound(Objective):
     vocabulary: Vocabulary = field(bound=True)
     """Facts about the tokenizer."""
     statistics: Any = field(bound=True)
-    """Statistics of the data (`jaxlm.data.base.Statistics`); None without data, as in plans."""
+    """Statistics of the data (`jaxlm.data.base.Statistics`); None without data, as in plans and for a loaded run."""
     constants: Constants = field(bound=True, compare=False)
     """The arrays of `load_constants` on the host, or their shapes; in a step, its argument."""
     load: Callable[[str], PretrainedModel] | None = field(bound=True, compare=False)

@@ -70,7 +70,7 @@ def pretrain(resolved: Resolved, run_dir: str | os.PathLike[str], report: Report
         check_batch(t.batch_size, t.accumulate, mesh, row_group)
         setup = set_up(resolved, load_model, run, report, constant_arrays)
         if not setup.experiment.data.has_labels:  # before its rows are read, a task has no classes, and so no shapes
-            check_program(setup.experiment, mesh)
+            check_program(setup.without_data().experiment, mesh)
         return _train(setup.open_data(report), mesh, report, stack, clock)
 
 

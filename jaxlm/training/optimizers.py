@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxlm.config.experiment import OptimizerConfig
+from jaxlm.errors import UserError
 from jaxlm.parallel.rules import is_stacked
 from jaxlm.trees import matches_patterns, path_string
 
@@ -38,17 +39,26 @@ def make_schedule(config: OptimizerConfig, steps: int, after: int = 0) -> optax.
     is_wsd = config.schedule == "wsd"
     start = max(config.stable_steps(steps), warmup) if is_wsd else warmup
     decay_steps = max(steps - start, 1)
-    after = {
+    shape = config.decay_shape if is_wsd else config.schedule
+    shapes = {
         "linear": lambda: optax.linear_schedule(peak, final, decay_steps),
         "cosine": lambda: optax.cosine_decay_schedule(peak, decay_steps, config.final_share),
         "1-sqrt": lambda: lambda step: peak - (peak - final) * jnp.sqrt(jnp.clip(step / decay_steps, 0.0, 1.0)),
         "constant": lambda: optax.constant_schedule(peak),
-    }[config.decay_shape if is_wsd else config.schedule]()
+    }
+    if (after := config.own_schedule(decay_steps)) is None:
+        if shape not in shapes:
+            raise _unknown("schedule", shape, "own_schedule")
+        after = shapes[shape]()
     if start > warmup:
         after = optax.join_schedules([optax.constant_schedule(peak), after], [start - warmup])
     if warmup == 0:
         return after
     return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), after], [warmup])
+
+
+def _unknown(field: str, value: str, method: str) -> UserError:
+    return UserError(f"optimizer.{field} {value!r} is not one of jaxlm's; its class must override {method}.")
 
 
 def make_optimizer(
@@ -65,32 +75,36 @@ def make_optimizer(
     adafactor: Shazeer & Stern 2018 as T5 uses it: factored second moments with decay 1 - step^-0.8, updates clipped to
     RMS 1 and scaled by the RMS of the parameter; no momentum, no weight decay.
     adagrad: Duchi et al. 2011, with sums of squares that begin at `eps`; no weight decay.
+    A subclass may have another one (`OptimizerConfig.own_update`), with the same decay as adamw.
 
     Layer decay counts `input_params` as below the first layer, and begins at the last one with the power
     `decay_above_layers`. Parameters that match `frozen_params` get no updates (see `matches_patterns`); `after` updates
     come before the schedule.
     """
-    if config.name == "adagrad":
+    own = config.own_update()
+    name = config.name if own is None else "own"
+    if name == "adagrad":
         update = optax.scale_by_rss(initial_accumulator_value=0.0, eps=config.eps)
-    elif config.name == "adafactor":
+    elif name == "adafactor":
         update = optax.chain(
             optax.scale_by_factored_rms(decay_rate=0.8),
             per_layer(optax.clip_by_block_rms(1.0)),
             per_layer(scale_by_parameter_rms()),
         )
     else:
-        update = optax.scale_by_adam(config.b1, config.b2, config.eps)
-        if not config.bias_correction:
-            update = without_bias_correction(update, config.eps)
-        if config.name == "lion":
-            update = optax.scale_by_lion(config.b1, config.b2)
-        elif config.name == "muon":
-            update = optax.partition({"muon": scale_by_muon(), "adam": update}, muon_labels)
+        adam = optax.scale_by_adam(config.b1, config.b2, config.eps)
+        adam = adam if config.bias_correction else without_bias_correction(adam, config.eps)
+        updates = dict.fromkeys(("adamw", "stable-adamw", "lamb"), adam) | {
+            "lion": optax.scale_by_lion(config.b1, config.b2),
+            "muon": optax.partition({"muon": scale_by_muon(), "adam": adam}, muon_labels), "own": own,
+        }
+        if (update := updates.get(name)) is None:
+            raise _unknown("name", name, "own_update")
         if config.weight_decay:
             update = optax.chain(update, optax.add_decayed_weights(config.weight_decay, mask=weight_decay_mask))
-        if config.name == "stable-adamw":
+        if name == "stable-adamw":
             update = with_update_clipping(update, config)
-        if config.name == "lamb":
+        if name == "lamb":
             update = optax.chain(update, optax.masked(per_layer(optax.scale_by_trust_ratio()), weight_decay_mask))
     clip = [clip_by_global_norm(config.clip_norm)] if config.clip_norm else []
     depth = [scale_by_depth(config.layer_decay, input_params, decay_above_layers)] if config.layer_decay != 1.0 else []

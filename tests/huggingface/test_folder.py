@@ -71,7 +71,7 @@ def test_maximum_length_is_that_of_training(tmp_path, params, tokenizer):
 
 
 def test_private_parameters_are_left_out(tmp_path, params, tokenizer, monkeypatch):
-    """The table declares a head for training only; an undeclared one is an error of the table."""
+    """The table or the objective declares a head for training only; an undeclared one is an error."""
 
     @dataclasses.dataclass(frozen=True)
     class WithPrivateHead(MaskedLM):
@@ -87,10 +87,16 @@ def test_private_parameters_are_left_out(tmp_path, params, tokenizer, monkeypatc
 
     objective = WithPrivateHead(model=SMALL)
     own = params | {"boundary_head": {"kernel": np.ones((3, 4), np.float32)}}
-    with pytest.raises(UserError, match="BertForPreTraining of Transformers differ in boundary_head/kernel"):
+    message = r"BertForPreTraining of Transformers differ in boundary_head/kernel; .* private_params"
+    with pytest.raises(UserError, match=message):
         export_folder(tmp_path / "out", objective, own, tokenizer, ModelCard())
     monkeypatch.setattr(folder_module, "family_of", lambda _: family(("boundary_head",)))
     out = export_folder(tmp_path / "out", objective, own, tokenizer, ModelCard())
+    jax.tree.map(np.testing.assert_array_equal, import_folder(out).params, params)
+    monkeypatch.undo()
+    monkeypatch.setattr(WithPrivateHead, "private_params", ("boundary_head",))
+    out = export_folder(tmp_path / "own", objective, own, tokenizer, ModelCard())
+    assert "| Left out, without a counterpart there | boundary_head |" in (out / "README.md").read_text()
     jax.tree.map(np.testing.assert_array_equal, import_folder(out).params, params)
 
 

@@ -16,8 +16,11 @@ import pytest
 from jaxlm.errors import UserError
 from jaxlm.models.base import Inputs
 from jaxlm.models.bert import Bert
+from jaxlm.objectives.base import total_loss
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.objectives.next_sentence import NEXT_SENTENCE
+from jaxlm.tokenizers.vocabulary import Vocabulary
+from jaxlm.types import TokenBatch
 from tests.params import first_fast
 
 SMALL = Bert(vocab_size=50, hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32, max_positions=12)
@@ -169,6 +172,37 @@ def test_states_at_positions_equal_those_of_all_positions(params, changes):
     expected = gradients(whole)
     assert np.abs(expected["encoder"]["layers"]["mlp"]["wi"]["kernel"]).max((1, 2)).min() > 0.1
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), gradients(few), expected)
+
+
+class Biased(Bert):
+    """Has a bias of its own on attention, and a mask that differs between queries and rows."""
+
+    def _embed(self, params, inputs, key):
+        x, shared = super()._embed(params, inputs, key)
+        length = inputs.ids.shape[1]
+        far = jnp.arange(length)[:, None] - jnp.arange(length)
+        mask = (far != 2) | (inputs.ids[:, None, :, None] % 2 == 0)
+        visible = shared.visible._replace(mask=mask, bias=-jnp.array([0.5, 2.0])[None, :, None, None] * abs(far))
+        return x, shared._replace(visible=visible)
+
+
+@pytest.mark.parametrize(("rate", "slots"), [(0.2, 2), (0.99, SMALL.max_positions)])
+def test_the_last_layer_has_the_masks_and_biases_of_its_positions(rate, slots):
+    """With as many positions as tokens, too, where no shape would tell wrong rows."""
+    length, found = SMALL.max_positions, []
+    tokens = np.random.default_rng(0).integers(20, 50, (3, length - 2)).astype(np.int32)
+    for last in (True, False):
+        model = Biased(**dataclasses.asdict(SMALL) | {"last_layer_at_positions": last, "init_std": 0.3})
+        objective = MaskedLM(model=model, mask_rate=rate, input_format="document").bind(Vocabulary.stand_in(50), length)
+        example = objective.corrupt(jax.random.key(1), TokenBatch(tokens, np.ones_like(tokens)))
+        assert example["masked_positions"].shape == (3, slots)
+
+        def loss(params, objective=objective, example=example):
+            return total_loss(objective.loss(params, example, jax.random.key(2), False))
+
+        found.append(jax.jit(jax.value_and_grad(loss))(jax.jit(objective.init)(jax.random.key(0))))
+    assert np.abs(found[0][1]["encoder"]["layers"]["attention"]["query"]["kernel"]).max((1, 2)).min() > 1e-3
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), *found)
 
 
 def test_the_last_layer_computes_only_the_positions():

@@ -14,6 +14,7 @@ import pytest
 from jaxlm.errors import UserError
 from jaxlm.models.base import Inputs, document_positions
 from jaxlm.models.gpt2 import Gpt2
+from jaxlm.models.layers.multi_head import Visibility
 from jaxlm.models.layers.stack import unstack
 from tests.params import first_fast
 
@@ -101,16 +102,39 @@ def test_packed_documents_have_the_logits_of_separate_rows():
     assert np.abs(joined[5:18] - packed[5:18]).max() > 0.1  # the plain stream differs
 
 
-def test_cached_decoding_has_the_same_logits():
+class Alibi(Gpt2):
+    """Has a bias that falls with distance (Press et al. 2021), one parameter per head, and no sight of 3 tokens ago."""
+
+    def init(self, key):
+        return super().init(key) | {"slopes": jnp.ones(self.num_heads)}
+
+    def visibility(self, params, queries, keys):
+        far = queries[:, None] - keys
+        return {"mask": (far != 3)[None, None], "bias": -jnp.abs(params["slopes"])[None, :, None, None] * far}
+
+    def _run_tokens(self, params, ids, positions, shared, **options):
+        if "caches" not in options:
+            places = jnp.arange(ids.shape[1])
+            shared = shared._replace(visible=shared.visible._replace(**self.visibility(params, places, places)))
+        return super()._run_tokens(params, ids, positions, shared, **options)
+
+    def visible_slots(self, params, filled, queries):
+        own = self.visibility(params, queries, jnp.arange(filled.shape[1]))
+        mask = super().visible_slots(params, filled, queries).mask
+        return Visibility(mask=mask & own["mask"], bias=own["bias"])
+
+
+@pytest.mark.parametrize("model", [SMALL, Alibi(**dataclasses.asdict(SMALL))], ids=["gpt2", "alibi"])
+def test_cached_decoding_has_the_same_logits(model):
     """Prompts of different lengths, padded on the left, then single tokens through the cache."""
-    params, rng = random_params(SMALL), np.random.default_rng(3)
+    params, rng = random_params(model), np.random.default_rng(3)
     rows = [rng.integers(0, 61, n).astype(np.int32) for n in (12, 8, 5)]  # the last four of each are read one by one
     prompts, mask = np.zeros((3, 10), np.int32), np.zeros((3, 10), bool)
     for i, row in enumerate(rows):
         prompts[i, 10 - len(row) + 4 :], mask[i, 10 - len(row) + 4 :] = row[:-4], True
     seen = []
-    out, state = jax.jit(SMALL.prefill, static_argnums=3)(params, jnp.asarray(prompts), jnp.asarray(mask), 6)
-    decode = jax.jit(SMALL.decode)
+    out, state = jax.jit(model.prefill, static_argnums=3)(params, jnp.asarray(prompts), jnp.asarray(mask), 6)
+    decode = jax.jit(model.decode)
     shapes = jax.tree.map(jnp.shape, state)
     for step in range(4):
         seen.append(np.asarray(out))
@@ -119,7 +143,7 @@ def test_cached_decoding_has_the_same_logits():
         assert jax.tree.map(jnp.shape, state) == shapes
     seen.append(np.asarray(out))
     for i, row in enumerate(rows):
-        whole = logits(SMALL, params, row[None])[0]
+        whole = logits(model, params, row[None])[0]
         np.testing.assert_allclose(np.stack([s[i] for s in seen]), whole[-5:], atol=2e-5)
 
 

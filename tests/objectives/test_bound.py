@@ -14,6 +14,7 @@ from jaxlm.errors import UserError
 from jaxlm.fields import settings
 from jaxlm.knowledge.entity_autoencoder import EntityAutoencoder
 from jaxlm.knowledge.entity_vectors import ReadsEntities
+from jaxlm.models.llama import Llama
 from jaxlm.objectives.base import Bound, class_of
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.systems import all_tasks, system_of
@@ -54,6 +55,14 @@ def test_binding_checks():
     with pytest.raises(UserError, match="use 8 or more"):
         MaskedLM().bind(V, 7)
     assert MaskedLM().bind_unchecked(V).vocabulary is V
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_an_objective_for_either_direction_takes_both(is_causal):
+    class Either(MaskedLM):
+        is_causal = None
+
+    Either(model=Llama(is_causal=is_causal)).require_direction()
 
 
 @pytest.mark.parametrize("kind", [entry.task for entry in all_tasks()])

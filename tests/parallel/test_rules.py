@@ -122,16 +122,18 @@ def test_the_mesh_is_frozen():
         MeshConfig().data = 3
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "stable-adamw", "lion", "muon", "lamb", "adafactor"])
+@pytest.mark.parametrize("optimizer", ["adamw", "stable-adamw", "lion", "muon", "lamb", "adafactor", "momentum"])
 def test_optimizer_states_are_split_like_their_parameters(optimizer):
     """Each moment by the rule of its parameter, through all of optax's wrappers; Adafactor's are small."""
     from jaxlm.config.experiment import OptimizerConfig
     from jaxlm.tokenizers.vocabulary import Vocabulary
     from jaxlm.training.optimizers import make_optimizer
+    from tests.training.test_optimizers import Momentum
 
     mesh = AbstractMesh(tuple(AXES.values()), tuple(AXES), axis_types=(AxisType.Auto,) * 3)
     params = jax.eval_shape(MaskedLM().bind(Vocabulary.stand_in(30522), 512).init, jax.random.key(0))
-    state = jax.eval_shape(make_optimizer(OptimizerConfig(name=optimizer), 10).init, params)
+    config = Momentum() if optimizer == "momentum" else OptimizerConfig(name=optimizer)  # one's own
+    state = jax.eval_shape(make_optimizer(config, 10).init, params)
     held = whole = 0
     kernels = []
     for leaf, sharding in zip(jax.tree.leaves(state), jax.tree.leaves(shardings(state, mesh)), strict=True):
@@ -142,5 +144,5 @@ def test_optimizer_states_are_split_like_their_parameters(optimizer):
     if optimizer == "adafactor":
         assert not kernels and whole < 2_000_000
     else:
-        assert kernels == [(12, 192, 1536)] * (1 if optimizer in ("lion", "muon") else 2)  # one moment
+        assert kernels == [(12, 192, 1536)] * (1 if optimizer in ("lion", "muon", "momentum") else 2)  # one moment
         assert held < whole / 7

@@ -48,11 +48,22 @@ class RunningMean(Objective):
         return batch.segment_ids > 0
 
 
-def program(monkeypatch, num_microbatches: int, **options) -> Program:
+class PairedMean(RunningMean):
+    """Predicts the second row of a pair from the first one's mean."""
+
+    row_group = 2
+
+    def stream_loss(self, params, example, memory, key, train):
+        error = example["sums"][1::2] - memory["mean"][::2] @ params["dense"]["kernel"]
+        _, memory = super().stream_loss(params, example, memory, key, train)
+        return {"error": Term.of(error**2, jnp.ones_like(error), 1.0)}, memory
+
+
+def program(monkeypatch, num_microbatches: int, objective: Objective = RunningMean(), **options) -> Program:
     monkeypatch.setattr(module, "make_optimizer", lambda *_: optax.sgd(1e-3))
     train = TrainConfig(steps=10, batch_size=ROWS, accumulate=num_microbatches, **options)
     mesh = make_mesh(MeshConfig(1), jax.devices()[:1])
-    return Program(RunningMean().bind_unchecked(Vocabulary.stand_in(160)), train, OptimizerConfig(), mesh)
+    return Program(objective.bind_unchecked(Vocabulary.stand_in(160)), train, OptimizerConfig(), mesh)
 
 
 def batch(step: int) -> TokenBatch:
@@ -77,6 +88,19 @@ def test_each_row_finds_what_it_left(num_microbatches, monkeypatch):
     for step in range(3):
         state, _ = own.train_step(state, batch(step), ())
     kernel, mean = by_hand(3)
+    np.testing.assert_allclose(state.memory["mean"], mean, rtol=1e-6)
+    np.testing.assert_allclose(state.params["dense"]["kernel"], [[kernel]], rtol=1e-5)
+
+
+@pytest.mark.parametrize("num_microbatches", [1, 2, 4])
+def test_rows_of_a_group_stay_together(num_microbatches, monkeypatch):
+    own = program(monkeypatch, num_microbatches, PairedMean())
+    state, kernel, mean = own.init_state(own.init_params(0)), 0.5, np.zeros((ROWS, 1))
+    for step in range(3):
+        state, _ = own.train_step(state, batch(step), ())
+        sums = batch(step).tokens.sum(axis=1, keepdims=True)
+        kernel -= 1e-3 * np.mean(-2 * (sums[1::2] - mean[::2] * kernel) * mean[::2])
+        mean = 0.75 * mean + 0.25 * sums
     np.testing.assert_allclose(state.memory["mean"], mean, rtol=1e-6)
     np.testing.assert_allclose(state.params["dense"]["kernel"], [[kernel]], rtol=1e-5)
 

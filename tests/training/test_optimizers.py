@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -100,6 +101,43 @@ def flat(tree: dict) -> dict[str, np.ndarray]:
 def clipped(grads: dict[str, np.ndarray], most: float) -> dict[str, np.ndarray]:
     norm = np.sqrt(sum((g**2).sum() for g in grads.values()))
     return {name: g * min(1.0, most / norm) for name, g in grads.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Momentum(OptimizerConfig):
+    """An optimizer and a schedule of one's own."""
+
+    name: Literal["momentum"] = "momentum"
+    schedule: Literal["halving"] = "halving"
+
+    def own_update(self):
+        return optax.trace(self.b1)
+
+    def own_schedule(self, steps):
+        return lambda step: self.learning_rate * 0.5 ** (step / steps)
+
+
+def test_an_optimizer_of_ones_own_is_clipped_and_decays():
+    config, params = Momentum(learning_rate=0.05, warmup_steps=2, weight_decay=0.1, b1=0.8), flat(parameters())
+    momentum = {path: np.zeros_like(p) for path, p in params.items()}
+    for step in range(STEPS):
+        for path, g in clipped(flat(gradients(step)), config.clip_norm).items():
+            momentum[path] = 0.8 * momentum[path] + g
+            decay = 0.1 * params[path] if path.endswith(("kernel", "embedding")) else 0.0
+            rate = 0.05 * (step / 2 if step < 2 else 0.5 ** ((step - 2) / (STEPS - 2)))
+            params[path] = params[path] - rate * (momentum[path] + decay)
+    for path, ours in flat(run(config)).items():
+        np.testing.assert_allclose(ours, params[path], rtol=2e-5, atol=2e-6, err_msg=path)
+
+
+@pytest.mark.parametrize(("method", "message"), [
+    ("own_update", "optimizer.name 'momentum' is not one of jaxlm's; its class must override own_update"),
+    ("own_schedule", "optimizer.schedule 'halving' is not one of jaxlm's; its class must override own_schedule"),
+])
+def test_a_name_without_its_method_is_refused(method, message, monkeypatch):
+    monkeypatch.delattr(Momentum, method)
+    with pytest.raises(UserError, match=message):
+        make_optimizer(Momentum(), STEPS)
 
 
 @pytest.mark.parametrize(("name", "corrected"), [("lamb", True), ("lamb", False), ("adamw", False)])

@@ -35,10 +35,13 @@ class Visibility(NamedTuple):
     bias: Float[Array, "#batch #heads queries keys"] | None = None
 
     def at_queries(self, positions: Int[Array, "batch selected"]) -> Visibility:
-        """Return the visibility of the queries at some positions of each row, which share mask and bias."""
-        if self.query_segments is None:
-            return self
-        return self._replace(query_segments=jnp.take_along_axis(self.query_segments, positions, axis=1))
+        """Return the visibility of the queries at some positions of each row."""
+        def rows(x: jax.Array | None) -> jax.Array | None:
+            is_shared = x is None or x.shape[2] == 1
+            return x if is_shared else jnp.take_along_axis(x, positions[:, None, :, None], axis=2)
+
+        of, own = self.query_segments, self._replace(mask=rows(self.mask), bias=rows(self.bias))
+        return own if of is None else own._replace(query_segments=jnp.take_along_axis(of, positions, axis=1))
 
 
 FULL_VISIBILITY = Visibility()

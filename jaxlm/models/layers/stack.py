@@ -265,8 +265,7 @@ def run_stack(
         shared: Inputs that all layers share.
         key: Dropout key; None turns dropout off.
         caches: Key/value caches of each layer (see `empty_cache`).
-        positions: The only positions to return. The stack must have no biases or caches, and its explicit mask must be
-            the same for all queries.
+        positions: The only positions to return, of a stack without caches.
         collect: Return the inputs and the self-attention scores of all layers, each stacked.
 
     Returns:
