@@ -246,7 +246,10 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
 def is_outage(error: Exception, path: str | os.PathLike[str]) -> bool:
     """Return whether a bucket or the way to it fails, which passes, after all that its client has tried again."""
     status = str(getattr(error, "code", ""))  # of gcsfs's HttpError
-    is_clients = type(error).__module__.partition(".")[0] in ("aiohttp", "requests") or status in ("408", "429")
+    names = {cls.__name__ for cls in type(error).__mro__}  # of botocore, requests and google.auth
+    is_clients = bool(names & {"HTTPClientError", "RequestException", "TransportError"}) or status in ("408", "429")
+    is_clients |= type(error).__module__.partition(".")[0] == "aiohttp"
+    is_clients |= str(error).startswith(("UNAVAILABLE", "DEADLINE_EXCEEDED"))  # of TensorStore
     is_systems = isinstance(error, OSError) and (
         isinstance(error, (ConnectionError, TimeoutError)) or error.errno in (errno.EIO, errno.EREMOTEIO, errno.EBUSY)
     )

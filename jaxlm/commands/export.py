@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> None:
         metrics={f"eval_{name}": value for name, value in evaluation.items()},
     )
     is_encoder = not model.objective.scores_rows and model.objective.answer_kind != "text"
-    vectors = model.settings.vectors
+    vectors = None if model.objective.scores_rows else model.settings.vectors  # a task has unlearnt them
     pooling = options.sentence_transformers or (vectors.pooling if vectors else "mean" if is_encoder else "none")
     vectors = vectors or Vectors("mean", model.length, False)
     vectors = vectors._replace(pooling=pooling, normalize=options.normalize or vectors.normalize)

@@ -72,7 +72,10 @@ class OptimizerConfig:
         return None
 
     def own_schedule(self, steps: int) -> Callable[[Any], Any] | None:
-        """Return the learning rate of the `steps` after the warm-up, by 0-based step, for a subclass; None for none."""
+        """Return the learning rate of the `steps` after the warm-up, by 0-based step, for a subclass; None for none.
+
+        With `schedule` wsd they are those of its decay.
+        """
         return None
 
     def stable_steps(self, steps: int) -> int:
@@ -400,7 +403,7 @@ _PHASE = re.compile(r"([1-9]\d*)(?:x([1-9]\d*))?(?:x([1-9]\d*))?((?:\s+[\w.-]+=\
 def parse_phases(text: str) -> tuple[PhaseConfig, ...]:
     """Return the phases of the flag --train.phases, which `PhaseConfig.__str__` writes; raise UserError for others."""
     found = []
-    for part in text.split(",") if text else ():
+    for part in re.split(r",(?![^()]*\))", text) if text else ():  # not at the commas of a tuple
         match = _PHASE.fullmatch(part.strip())
         if match is None:
             raise UserError(f"train.phases has {part.strip()!r}; a phase is STEPS, STEPSxLENGTH or STEPSxLENGTHxBATCH, "
@@ -421,7 +424,7 @@ def _literal(text: str) -> Any:
 
 def _shown(value: Any) -> str:
     """Return the text of a value of a phase; an objective is its class."""
-    return type(value).__name__ if dataclasses.is_dataclass(value) else str(value)
+    return type(value).__name__ if dataclasses.is_dataclass(value) else str(value).replace(", ", ",")
 
 
 def _is_range(steps: str) -> bool:

@@ -64,6 +64,8 @@ class Encoder:
         is_loader = hasattr(inputs, "dataset")
         texts = [text for batch in inputs for text in batch["text"]] if is_loader else inputs
         role = str(getattr(prompt_type, "value", prompt_type or ""))
+        if prompt is None and not role:
+            prompt = self.model.vectors.prompt or ""  # as SentenceTransformer.encode: the default one, or none
         normalize = normalize_embeddings or None
         found = self.model.encode(texts, normalize=normalize, prompt=prompt, role=role, batch_size=batch_size)
         found = found[:, :truncate_dim]

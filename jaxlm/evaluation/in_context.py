@@ -14,8 +14,7 @@ import numpy as np
 
 from jaxlm.errors import UserError
 from jaxlm.evaluation.prompts import METRICS, PromptRow, PromptTask, read_examples, read_task
-from jaxlm.inference.generate import max_length
-from jaxlm.inference.score import Score, prompt_of
+from jaxlm.inference.score import Score, prompt_of, window
 from jaxlm.inference.text import fit_prompts
 from jaxlm.paths import any_path, check_output
 from jaxlm.runs.model import TrainedModel, load_trained
@@ -105,8 +104,8 @@ def _generate(loaded: TrainedModel, task: PromptTask, examples: Sequence[PromptR
         v.require("sentinel", purpose="the continuation of a sentinel")
         stops = (*stops, tokenizer.piece(v.sentinel + v.sentinel_step))
     # Tokenizers join the space after the prompt to the answer.
-    texts = [tokenizer.encode(example.prompt.rstrip(" ")) + [v.sentinel] * sentinel for example in examples]
-    prompts = [prompt_of(loaded.objective, ids) for ids in texts]
+    texts = [tokenizer.encode_with_symbols(example.prompt.rstrip(" ")) for example in examples]
+    prompts = [prompt_of(loaded.objective, ids + [v.sentinel] * sentinel) for ids in texts]
     prompts = fit_prompts(loaded, prompts, task.max_new_tokens)
     answers = loaded.generate(
         prompts, stops, skip_special=True, max_new_tokens=task.max_new_tokens, beams=task.beams,
@@ -151,7 +150,7 @@ def _last_word(loaded: TrainedModel, task: PromptTask, examples: Sequence[Prompt
 
 def _perplexity(loaded: TrainedModel, task: PromptTask, examples: Sequence[PromptRow], sentinel: bool) -> Result:
     """Score whole texts: perplexity per token and per word (between white space), and bits per byte."""
-    length = max_length(loaded.objective)
+    length = window(loaded)
     stride = task.stride or max(1, length // 2)
     found = loaded.score([example.prompt for example in examples], stride)
     rows = [

@@ -16,8 +16,7 @@ from typing import Any
 
 from jaxlm.config.presets import run_preset
 from jaxlm.errors import UserError, install
-from jaxlm.inference.generate import max_length
-from jaxlm.inference.score import prompt_of
+from jaxlm.inference.score import prompt_of, window
 from jaxlm.inference.text import cut, fit_prompts
 from jaxlm.runs.model import load_trained
 
@@ -65,7 +64,7 @@ class JaxLM(LM):
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Return the log-likelihood of each text, in windows that do not overlap."""
         texts = [request.args[0] for request in requests]
-        return [each.total for each in self.loaded.score(texts, max_length(self.loaded.objective))]
+        return [each.total for each in self.loaded.score(texts, window(self.loaded))]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Return continuations up to the texts in `until`, for requests of (context, options).
@@ -81,7 +80,8 @@ class JaxLM(LM):
             options = dict(requests[numbers[0]].args[1])
             until = options.pop("until", None) or []
             settings = _settings(options)
-            prompts = [prompt_of(self.loaded.objective, tokenizer.encode(requests[i].args[0])) for i in numbers]
+            texts = [tokenizer.encode_with_symbols(requests[i].args[0]) for i in numbers]
+            prompts = [prompt_of(self.loaded.objective, ids) for ids in texts]
             # lm_eval leaves room for the last new token, which is never read.
             prompts = fit_prompts(self.loaded, prompts, settings["max_new_tokens"] + 1)
             stop = [until] if isinstance(until, str) else [text for text in until if text]

@@ -231,11 +231,13 @@ def _encode_distinct(
     number = {text: i for i, text in enumerate(dict.fromkeys(texts))}
     vectors = encode(list(number), role)
     if isinstance(vectors, list):
-        most = max(map(len, vectors))
-        vectors = np.stack([np.pad(each, ((0, most - len(each)), (0, 0))) for each in vectors])
+        padded = np.zeros((len(vectors), max(map(len, vectors)), vectors[0].shape[1]), np.float32)
+        for i, each in enumerate(vectors):
+            padded[i, : len(each)] = each
+        vectors = padded
     if is_unit:
         vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-    return vectors[[number[text] for text in texts]]
+    return vectors if len(number) == len(texts) else vectors[[number[text] for text in texts]]
 
 
 def _columns(path: str) -> list[str]:

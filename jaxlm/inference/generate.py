@@ -24,7 +24,7 @@ from jaxlm.types import Params
 PROMPT_MULTIPLE = 32
 """Rows are padded to a multiple of this length, which limits the number of compilations."""
 MAX_TOKENS = 8192
-"""Maximum length of a prompt and of a continuation; the only limit for models without learned positions."""
+"""Maximum length of a continuation, and of the prompt of a model without a number of positions."""
 MIN_TEMPERATURE = 1e-6
 """Lower temperatures, which would overflow float32 logits, are raised to this one, at which sampling is greedy."""
 
@@ -119,7 +119,7 @@ def continuations(
         )
     vocabulary, s = objective.vocabulary, settings
     assert vocabulary is not None, "bind the objective to a vocabulary first"
-    _check(vocabulary, prompts)
+    _check(vocabulary, prompts, max(objective.model.max_length or 0, MAX_TOKENS))
     is_stop = np.isin(np.arange(vocabulary.size), s.stops(vocabulary))
     if not prompts:
         return []
@@ -321,12 +321,12 @@ def filter_logits(
     return jnp.where((logits > threshold) | (is_last & (jnp.cumsum(is_last, axis=-1) <= num_last)), logits, -jnp.inf)
 
 
-def _check(vocabulary: Vocabulary, prompts: Sequence[Sequence[int]]) -> None:
+def _check(vocabulary: Vocabulary, prompts: Sequence[Sequence[int]], limit: int) -> None:
     for number, prompt in enumerate(prompts, start=1):
         which = f"prompt {number}" if len(prompts) > 1 else "the prompt"
         if not prompt:
             raise UserError(f"{which} is empty; give at least one token.")
-        if len(prompt) > MAX_TOKENS:
-            raise UserError(f"{which} has {len(prompt)} tokens; give at most {MAX_TOKENS}.")
+        if len(prompt) > limit:
+            raise UserError(f"{which} has {len(prompt)} tokens; give at most {limit}.")
         if wrong := [i for i in prompt if not 0 <= i < vocabulary.size]:
             raise UserError(f"the id {wrong[0]} in {which} is not in {vocabulary.name} (0 to {vocabulary.size - 1}).")

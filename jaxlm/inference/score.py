@@ -23,7 +23,6 @@ from jaxlm.objectives.base import Objective
 from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.parallel.activations import constrain, num_batch_shards
 from jaxlm.parallel.inference import num_row_shards, run_rows
-from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.types import Params
 
 CONTEXTS = tuple(32 * 2**k for k in range(9))
@@ -68,7 +67,7 @@ NO_SCORE = Score(np.zeros(0, np.float32), np.zeros(0, bool))
 def encode_pair(
     loaded: PretrainedModel, context: str, continuation: str, sentinel: bool = False, keep_space: bool = False
 ) -> Pair:
-    """Tokenize a context and its continuation.
+    """Tokenize a context and its continuation; special tokens written in them are tokens, as in lm_eval.
 
     For a decoder both are encoded as one text and split after as many tokens as the context alone has; white space at
     the end of the context belongs to the continuation, as in lm_eval. An empty context becomes the begin token.
@@ -87,19 +86,19 @@ def encode_pair(
     if space:
         context, continuation = context[:-space], context[-space:] + continuation
     if objective.answer_kind == "text" and objective.model.has_encoder:
-        before = tokenizer.encode(context)
-        after = tokenizer.encode(continuation if keep_space else continuation.lstrip(" "))
+        before = tokenizer.encode_with_symbols(context)
+        after = tokenizer.encode_with_symbols(continuation if keep_space else continuation.lstrip(" "))
         if sentinel:
             v.require("sentinel", purpose="the continuation of a sentinel")
             return Pair([*before, v.sentinel], [v.sentinel, *after], 1)
         return Pair(before or [v.eos], after)
     if not context:
-        after = tokenizer.encode(continuation)
+        after = tokenizer.encode_with_symbols(continuation)
         if objective.answer_kind == "masks":
             return Pair([], after)
-        begin = text_begin(tokenizer)
+        begin = text_begin(loaded)
         return Pair(after[:1], after[1:]) if after[:1] == [begin] else Pair([begin], after)
-    both, before = tokenizer.encode(context + continuation), tokenizer.encode(context)
+    both, before = map(tokenizer.encode_with_symbols, (context + continuation, context))
     return Pair([*prefix, *both[: len(before)]], both[len(before) :])
 
 
@@ -115,12 +114,18 @@ def prompt_of(objective: Objective, ids: Sequence[int]) -> list[int]:
     return [*ids] if [*ids[: len(prefix)]] == prefix else [*prefix, *ids]
 
 
-def text_begin(tokenizer: Tokenizer) -> int:
-    """Return the token before a decoder's text: the begin token, or the end token of the previous text."""
-    v = tokenizer.vocabulary
-    if v.bos < 0:
+def text_begin(loaded: PretrainedModel) -> int:
+    """Return the token before a decoder's text: what its tokenizer puts there, the begin token, or the end token.
+
+    In the plain streams of a run the end token of the previous text stood there.
+    """
+    v = loaded.tokenizer.vocabulary
+    if prefix := text_prefix(loaded.objective):
+        return prefix[-1]
+    if v.bos < 0 or (loaded.step and getattr(loaded.objective, "plain_stream", False)):
         v.require("eos", purpose="a text without a context")
-    return v.bos if v.bos >= 0 else v.eos
+        return v.eos
+    return v.bos
 
 
 def windows(tokens: Sequence[int], begin: int, length: int, stride: int) -> Iterator[Pair]:
@@ -139,6 +144,11 @@ def windows(tokens: Sequence[int], begin: int, length: int, stride: int) -> Iter
         yield Pair(tokens[max(end - length - 1, 0) : start], tokens[start:end])
 
 
+def window(loaded: PretrainedModel) -> int:
+    """Return the tokens of the longest window of a text: those of its training, where they are known."""
+    return min(max_length(loaded.objective), loaded.length or max_length(loaded.objective))
+
+
 def score_texts(loaded: PretrainedModel, texts: Sequence[str], stride: int) -> list[Score]:
     """Return the scores of whole texts, in windows that move by `stride` tokens (see `windows`)."""
     objective, tokenizer = loaded.objective, loaded.tokenizer
@@ -146,10 +156,10 @@ def score_texts(loaded: PretrainedModel, texts: Sequence[str], stride: int) -> l
         raise UserError(
             "only causal models score whole texts; choose one, or the kind pseudo-likelihood for a masked model."
         )
-    length = max_length(objective)
+    length = window(loaded)
     if stride > length:
         raise UserError(f"stride is {stride}; it must be at most what the model reads at a time, {length} tokens.")
-    begin = text_begin(tokenizer)
+    begin = text_begin(loaded)
     pairs = [list(windows(tokenizer.encode(text), begin, length, stride)) for text in texts]
     found = iter(score(loaded, [pair for parts in pairs for pair in parts]))
     scores = [[NO_SCORE, *(next(found) for _ in parts)] for parts in pairs]

@@ -15,7 +15,9 @@ from jaxlm.tokenizers.tokenizer import Tokenizer
 CHECK_EVERY = 8
 """Tokens between two checks for a stop string."""
 BATCH = 32
-"""Prompts in a batch."""
+"""Prompts in a batch, at most."""
+SCORES = 1 << 26
+"""Attention scores of a head in a batch, at most: those of all heads of a layer are in memory, 4 bytes each."""
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -60,10 +62,12 @@ def generate_text(
     strings = [text for text in stop if text not in v.symbols]
     ends = (loaded.settings.stop_ids if settings.stop_ids is None else ()) or settings.stops(v)
     settings = dataclasses.replace(settings, stop_ids=[*ends, *symbols])
+    longest = max(map(len, prompts), default=0)
+    size = max(1, min(BATCH, SCORES // (longest * (longest + settings.max_new_tokens) + 1)))
     return [
-        answer for start in range(0, len(prompts), BATCH)
+        answer for start in range(0, len(prompts), size)
         for answer in _generate_batch(
-            loaded, prompts[start : start + BATCH], settings, strings, on_text, skip_special, start
+            loaded, prompts[start : start + size], settings, strings, on_text, skip_special, start
         )
     ]
 
@@ -114,9 +118,9 @@ def fit_prompts(loaded: PretrainedModel, prompts: Sequence[Sequence[int]], new_t
     room = limit - 1 if has_encoder else limit + 1 - new_tokens
     if room < 1:
         raise UserError(f"{new_tokens} new tokens leave no room for a prompt: the model takes {limit} tokens.")
-    tokenizer = loaded.tokenizer
+    v = loaded.tokenizer.vocabulary
     return [
-        list(ids[-room:]) or [tokenizer.vocabulary.eos if has_encoder else text_begin(tokenizer)] for ids in prompts
+        list(ids[-room:]) or [v.eos if has_encoder else text_begin(loaded)] for ids in prompts
     ]
 
 

@@ -54,7 +54,7 @@ class LlamaEncoder(Encoder):
     """Width of an attention head; num_heads · head_dim need not be hidden_size."""
     activation: PlainActivation = "silu"
     """Activation of the gate of the feed-forward layers."""
-    max_positions: int = 8192
+    max_positions: int = field(8192, recipe=True, kept=True, range="[1, inf)")
     """Maximum sequence length."""
     type_vocab_size: int = 0
     """Number of segment types: none."""
@@ -72,9 +72,9 @@ class LlamaEncoder(Encoder):
     """Whether the dense layers of attention have biases."""
     mlp_bias: bool = False
     """Whether the feed-forward layers have biases."""
-    rope_theta: float = field(10_000.0, range="(0, inf)")
+    rope_theta: float = field(10_000.0, recipe=True, kept=True, range="(0, inf)")
     """Base of rotary positions."""
-    rope_scaling: tuple[float, ...] = ()
+    rope_scaling: tuple[float, ...] = field((), recipe=True, kept=True)
     """Scaling of rotary frequencies: none; a factor for all; or Llama 3.1's factor, low, high and length (see
     `layers.rotary.Rope`)."""
 

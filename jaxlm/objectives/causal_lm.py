@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +16,6 @@ from jaxlm.models.base import Inputs, Writer
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.objectives.base import Example, Line, Objective, Terms, require_positions
 from jaxlm.objectives.chunked_loss import token_losses
-from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Params, TokenBatch
 
@@ -44,11 +42,6 @@ class CausalLM(Objective):
     token_losses = ("lm_loss",)
     answer_kind = "text"
     is_causal = True
-
-    def with_pretrained_model(self, source: PretrainedModel) -> Self:
-        """Return a copy with the pretrained model; one that has read plain streams, as the published GPT-2, goes on."""
-        is_plain = self.plain_stream or getattr(source.objective, "plain_stream", False)
-        return dataclasses.replace(super().with_pretrained_model(source), plain_stream=is_plain)
 
     def check(self, vocabulary: Vocabulary, length: int) -> None:
         self.require_direction()

@@ -196,14 +196,13 @@ def together(action: Callable[[], Result], reason: str) -> Result:
         result = action()
     except Exception as error:
         failure = error
-        print(f"process {jax.process_index()} has failed and ends when it has waited for {reason}: {cause(error)}",
-              file=sys.stderr, flush=True)
+        log(f"process {jax.process_index()} has failed and ends when it has waited for {reason}: {cause(error)}")
     wait_for_all(reason)
     code = 0 if failure is None else getattr(failure, "exit_code", 1)
     codes = multihost_utils.process_allgather(np.int32(code))
     if failure is not None:
         raise failure
-    if codes.any():  # all end alike; launchers start again after 1
+    if codes.any():  # launchers start again after 1
         code = 1 if 1 in codes else int(codes.max())
         raise UserError(f"process {np.argmax(codes == code)} stopped; its output says why.", code)
     return result

@@ -20,8 +20,8 @@ from jaxlm.huggingface.sentence_transformers import read
 from jaxlm.inference.denoise import denoise_text
 from jaxlm.inference.embed import BATCH, embed
 from jaxlm.inference.fill_mask import fill_mask
-from jaxlm.inference.generate import Settings, max_length
-from jaxlm.inference.score import Pair, Score, encode_pair, prompt_of, score, score_texts
+from jaxlm.inference.generate import Settings
+from jaxlm.inference.score import Pair, Score, encode_pair, prompt_of, score, score_texts, window
 from jaxlm.inference.text import Completion, generate_text
 from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.runs.load import load_model
@@ -54,7 +54,8 @@ class TrainedModel(PretrainedModel):
         found = self.settings.vectors
         if found is None and self.path:
             read(Path(hub.local(self.path)))  # refuses those of a folder that could not be kept
-        return found or Vectors("mean", self.length, False)
+        is_stream = self.step and self.objective.row_format(self.length).stride  # whose rows are parts of texts
+        return found or Vectors("mean", self.length if self.step and not is_stream else None, False)
 
     def encode(
         self, texts: Sequence[str], pooling: Pooling | None = None, length: int | None = None,
@@ -64,8 +65,8 @@ class TrainedModel(PretrainedModel):
         """Return one float32 vector per text; see `jaxlm.inference.embed.embed`, which has the other arguments.
 
         None stands for the setting of a contrastive run or a folder of sentence-transformers; other models have mean
-        pooling, the length of their training or folder, and no prompt. A `prompt` stands before each text; a `role` is
-        "query" or "document", for a model that has prompts for them.
+        pooling, the length of their training (512 of a folder), and no prompt. A `prompt` stands before each text; a
+        `role` is "query" or "document", for a model that has prompts for them.
         """
         settings = self.vectors
         if role not in get_args(Role):
@@ -132,7 +133,7 @@ class TrainedModel(PretrainedModel):
             return score(self, [encode_pair(self, *pair, sentinel, keep_space) for pair in texts])
         if self.objective.answer_kind == "masks":
             return score(self, [Pair([], self.tokenizer.encode(text)) for text in _checked(texts)])
-        return score_texts(self, _checked(texts), stride or max(1, max_length(self.objective) // 2))
+        return score_texts(self, _checked(texts), stride or max(1, window(self) // 2))
 
     def score_pairs(self, pairs: Sequence[tuple[str, str]], length: int | None = None) -> Float[np.ndarray, " pairs"]:
         """Return a reranker's score of each query and passage, cut to `length` tokens together (see `encode`)."""

@@ -176,8 +176,9 @@ def open_evaluation(
     experiment = dataclasses.replace(experiment, data=data)
     session = set_up(Resolved(experiment, pretrained), load_model, run).without_data()
     rows = data.open(session.tokenizer)
-    if run.experiment is None and isinstance(data, TableData):
-        log(f"Rows are read by the columns {', '.join(data.columns())}, and up to {data.length:,} tokens of each.")
+    if run.experiment is None:
+        columns = f"by the columns {', '.join(data.columns())}, and " if isinstance(data, TableData) else ""
+        log(f"Rows are read {columns}up to {data.length:,} tokens of each.")
     if not dev and run.metadata.get("data") not in (None, rows.fingerprint):
         raise UserError(
             f"{data.source} is not divided as when {path} was trained on it, so rows that it has learnt from would be "
@@ -233,7 +234,8 @@ def _require_weights_of_phase(experiment: Experiment, path: str) -> None:
     """Raise UserError if a preset's first phase, which is made for fresh weights, changes what those of `path` need."""
     own = {setting.name: setting.value for setting in settings(experiment)}
     for new in settings(experiment.phases[0].experiment):
-        is_models = new.name.startswith("objective.model.") and new.decides_weights()
+        is_models = new.name.startswith("objective.model.") and (new.decides_weights() or "kept" in new.marks)
+        is_models &= new.name != "objective.model.is_causal"  # as the phase's objective needs
         if is_models and new.value != own.get(new.name, new.value):
             raise UserError(
                 f"the first phase of the configuration has {new.name} {new.value}, and the weights of {path} were "

@@ -162,7 +162,7 @@ class TextToText(Task):
         except Exception:  # rows of another kind, as in tasks of one's own; no export fails by its card
             prompt = ""
         words = dict(word.split("=", 1) for word in (kind.label_words if is_classifier else ()))
-        labels = kind.labels if kind else ()
+        labels = kind.labels if is_classifier else ()
         # The passage of a question has spaces around its punctuation.
         return re.sub(r"\{ (\w+) \}", r"{\1}", prompt), ", ".join(words.get(label, label) for label in labels)
 

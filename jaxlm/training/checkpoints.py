@@ -17,7 +17,7 @@ from jaxlm import __version__
 from jaxlm.errors import UserError
 from jaxlm.parallel.checksums import checksums, digest
 from jaxlm.parallel.hosts import is_of_processes, is_true_of_any, log, main_first, run_with_timeout
-from jaxlm.paths import absolute, in_bucket, without_queries
+from jaxlm.paths import absolute, in_bucket, is_outage, without_queries
 from jaxlm.training.metrics import best_step
 from jaxlm.training.program import TrainState
 from jaxlm.types import Report
@@ -195,9 +195,9 @@ class Checkpoints:
         """
         self.wait()
         for step in steps:
-            metadata, failure = _attempt(lambda step=step: self._metadata(step))
+            metadata, failure = self._attempt(lambda step=step: self._metadata(step))
             if not failure:
-                found, failure = _attempt(lambda step=step: self._arrays(step, item_of(step)))
+                found, failure = self._attempt(lambda step=step: self._arrays(step, item_of(step)))
             if not failure:  # all processes compute the checksums together
                 expected = metadata["checksums"]
                 wrong = [path for path, number in checksums(found)[0].items() if expected.get(path) != number]
@@ -209,6 +209,21 @@ class Checkpoints:
             f"no checkpoint of step {', '.join(f'{step:,}' for step in steps)} in {self.folder} can be read "
             f"({failure}); fix the cause, restore a backup, or choose another --run-dir to start over."
         )
+
+    def _attempt(self, action: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any], str]:
+        """Return (result, "") of an action that all processes run, or ({}, cause) if it fails on any of them.
+
+        A bucket that cannot be read now has no damaged checkpoints: that ends all processes with exit code 1.
+        """
+        result, failure, is_out = {}, "", False
+        try:
+            result = action()
+        except Exception as error:
+            failure, is_out = _first_line(error), is_outage(error, self.folder)
+        if is_true_of_any(is_out):
+            raise UserError(f"{self.folder} cannot be read now ({failure or 'by another process'}); run the same "
+                            "command again.", exit_code=1)
+        return ({}, failure or "by another process") if is_true_of_any(bool(failure)) else (result, "")
 
     def _metadata(self, step: int) -> dict[str, Any]:
         metadata = json.loads((self.folder / str(step) / "metadata" / "metadata").read_bytes())
@@ -257,16 +272,6 @@ def _item(state: TrainState) -> dict[str, Any]:
 
 def _abstract(shape: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
-
-
-def _attempt(action: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any], str]:
-    """Return (result, "") of an action that all processes run, or ({}, cause) if it fails on any of them."""
-    result, failure = {}, ""
-    try:
-        result = action()
-    except Exception as error:
-        failure = _first_line(error)
-    return ({}, failure or "by another process") if is_true_of_any(bool(failure)) else (result, "")
 
 
 def _first_line(error: Exception) -> str:

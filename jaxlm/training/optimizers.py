@@ -33,12 +33,13 @@ def make_schedule(config: OptimizerConfig, steps: int, after: int = 0) -> optax.
         return lambda step: own(jnp.maximum(step - after, 0))  # skipped steps are no updates
     peak, warmup = config.learning_rate, config.warmup_steps
     final = peak * config.final_share
-    if config.schedule == "inverse-sqrt":
-        hold = max(warmup, 1)
-        return lambda step: peak * (hold / jnp.maximum(step, hold)) ** 0.5
     is_wsd = config.schedule == "wsd"
     start = max(config.stable_steps(steps), warmup) if is_wsd else warmup
     decay_steps = max(steps - start, 1)
+    own_rates = config.own_schedule(decay_steps)
+    if config.schedule == "inverse-sqrt" and own_rates is None:
+        hold = max(warmup, 1)
+        return lambda step: peak * (hold / jnp.maximum(step, hold)) ** 0.5
     shape = config.decay_shape if is_wsd else config.schedule
     shapes = {
         "linear": lambda: optax.linear_schedule(peak, final, decay_steps),
@@ -46,7 +47,7 @@ def make_schedule(config: OptimizerConfig, steps: int, after: int = 0) -> optax.
         "1-sqrt": lambda: lambda step: peak - (peak - final) * jnp.sqrt(jnp.clip(step / decay_steps, 0.0, 1.0)),
         "constant": lambda: optax.constant_schedule(peak),
     }
-    if (after := config.own_schedule(decay_steps)) is None:
+    if (after := own_rates) is None:
         if shape not in shapes:
             raise _unknown("schedule", shape, "own_schedule")
         after = shapes[shape]()

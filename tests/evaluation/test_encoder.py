@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -44,6 +46,11 @@ def test_evaluators_of_sentence_transformers(pair):
         pair[0].encode(TEXTS, prompt_name="query")
     with pytest.raises(UserError):
         pair[0].encode("a text that is no list")
+    model = pair[0].model  # with prompts by role, a text without one has none, as there
+    prompts = model.vectors._replace(prompt=None, prompts=(("query", "query: "), ("document", "passage: ")))
+    prompted = Encoder(dataclasses.replace(model, settings=model.settings._replace(vectors=prompts)))
+    np.testing.assert_array_equal(prompted.encode(TEXTS), pair[0].encode(TEXTS))
+    assert np.abs(prompted.encode_query(TEXTS) - pair[0].encode(TEXTS)).max() > 0.01
     np.testing.assert_allclose(np.linalg.norm(pair[0].encode(TEXTS, normalize_embeddings=True), axis=1), 1, atol=1e-5)
 
 

@@ -23,13 +23,16 @@ from jaxlm.cli import main
 from jaxlm.data.labelled import LabelledSource
 from jaxlm.errors import UserError
 from jaxlm.huggingface import ModelCard, export_folder
+from jaxlm.huggingface.sentence_transformers import write as write_vectors
 from jaxlm.objectives.base import class_of, total_loss
+from jaxlm.runs.load import load_model
 from jaxlm.runs.model import load_trained
 from jaxlm.tasks.base import Answer
 from jaxlm.tasks.classification import Classification
 from jaxlm.tasks.pooled import truncate_pair
 from jaxlm.tasks.rerank import Rerank
 from jaxlm.tasks.text_groups import TextGroups
+from jaxlm.types import Vectors
 from tests.huggingface.test_tasks import MODELS, Bert, Deberta, ElectraEncoder, Gpt2, ModernBert, Xlnet
 from tests.huggingface.test_tasks import tokenizer as bpe  # noqa: F401 - a fixture
 from tests.params import random_params
@@ -129,6 +132,7 @@ def test_metrics_are_those_of_sentence_transformers():
 def test_from_the_command_line(tmp_path, capsys):
     """A model learns which passages have the query's first word; every way out gives the same scores."""
     start, words = pretrained("bert", tmp_path / "model"), ("cat", "dog", "house", "tree", "runs")
+    write_vectors(start, load_model(start).objective, Vectors("mean", 8, False), {})  # an embedding model's length
     draw, rows = random.Random(0), []
     for number in range(200):
         one, *others = draw.sample(words, 4)
@@ -145,6 +149,7 @@ def test_from_the_command_line(tmp_path, capsys):
     out = str(tmp_path / "out")
     assert main(["export", run, out]) == 0
     theirs = CrossEncoder(out, device="cpu")
+    assert theirs.max_seq_length == 16 and not (tmp_path / "out" / "modules.json").exists()
     pairs = [("cat", "a cat"), ("cat", "the dog and the house " * 9)]
     ours = jaxlm.load(run).score_pairs(pairs, 16)
     np.testing.assert_allclose(theirs.predict(pairs), ours, atol=1e-5)

@@ -108,7 +108,7 @@ def test_training_of_vectors_begins_with_their_settings(sentence_folder):
     assert trained == source.settings
     trained = trained.after_training(flagged.vectors(30), -1).vectors
     prompts = (("query", ""), ("document", "a "), ("web", "fp "))
-    assert trained == SETTINGS._replace(pooling="mean", length=30, prompts=prompts, widths=())
+    assert trained == SETTINGS._replace(pooling="mean", length=30, prompts=prompts)
     # The score is a cosine, whether or not the vectors that are given out have unit length.
     plain = dataclasses.replace(source, settings=FolderSettings(SETTINGS._replace(normalize=False)))
     objective = Contrastive().with_pretrained_model(plain)

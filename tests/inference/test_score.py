@@ -15,7 +15,7 @@ from jaxlm.errors import UserError
 from jaxlm.huggingface import import_folder
 from jaxlm.inference import score as module
 from jaxlm.inference.generate import max_length, prepare_prompts
-from jaxlm.inference.score import Pair, encode_pair, score, text_begin, windows
+from jaxlm.inference.score import Pair, encode_pair, score, text_begin, window, windows
 from jaxlm.inference.text import fit_prompts
 from jaxlm.models.bert import Bert
 from jaxlm.models.gpt2 import Gpt2
@@ -203,9 +203,19 @@ def test_a_pair_is_divided_where_the_context_ends(tmp_path, gpt2, t5):
     assert shown("is ", "an") == [["i", "s"], ["Ġan"]]  # white space belongs to what follows
     assert shown("is", "") == [["i", "s"], []]
     assert shown("", "the") == [["<|endoftext|>"], ["the"]]
-    neither = dataclasses.replace(tokenizer.vocabulary, bos=-1, eos=-1)
+
+    def begin(is_plain: bool = False, step: int = 0, **roles: int) -> int:
+        vocabulary = dataclasses.replace(tokenizer.vocabulary, **roles)
+        objective = dataclasses.replace(gpt2[1].objective, plain_stream=is_plain)
+        return text_begin(types.SimpleNamespace(
+            tokenizer=types.SimpleNamespace(vocabulary=vocabulary), objective=objective, step=step))
+
     with pytest.raises(UserError, match="which a text without a context needs"):
-        text_begin(types.SimpleNamespace(vocabulary=neither))
+        begin(bos=-1, eos=-1)
+    assert shown("is<|endoftext|>", "the") == [["i", "s", "<|endoftext|>"], ["the"]]  # as in lm_eval
+    # In the plain streams of a run a text stands after the end of the previous one.
+    assert [begin(*case, bos=3, eos=4) for case in ((False, 1), (True, 0), (True, 1))] == [3, 3, 4]
+    assert [window(dataclasses.replace(gpt2[1], length=length)) for length in (16, None, 10_000)] == [16, 40, 40]
     # An encoder reads its text apart; after a sentinel where that was learnt.
     model = t5[1]
     v = model.tokenizer.vocabulary

@@ -186,7 +186,8 @@ def test_a_plan_is_of_one_phase():
         open_stand_in(experiment_of("2x16, 3, 2x16x6"), phase=4)
 
 
-@pytest.mark.parametrize("text", [THREE, "3x16 objective.mask_rate=0.3, 5 train.batch_size=8 optimizer.name=adamw", ""])
+@pytest.mark.parametrize("text", [THREE, "3x16 objective.mask_rate=0.3, 5 train.batch_size=8 optimizer.name=adamw", "",
+                                  "3x16 objective.model.rope_scaling=(32.0,1.0,4.0,8192.0), 5"])
 def test_phases_of_a_flag_and_of_an_earlier_run(text):
     """As a text, and as the list in config.json; configurations of earlier versions have the text."""
     config = experiment_of(text)

@@ -20,7 +20,9 @@ from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig, pa
 from jaxlm.config.presets import load_config, load_preset
 from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
+from jaxlm.models.llama import Llama
 from jaxlm.models.modernbert import ModernBert
+from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
@@ -98,6 +100,15 @@ def test_the_phases_of_a_preset_do_not_change_what_pretrained_weights_need():
     typed = "100 objective.model.global_theta=10000, 100"
     for phases in ("", typed):
         resolve("modernbert_base", ["--train.phases", phases, "--train.steps", "200"], pretrained=pretrained)
+
+
+def test_flags_extend_the_context_of_a_pretrained_model():
+    """No parameter depends on the number of positions or on their rotation; without a flag they stay."""
+    pretrained = PretrainedModel(CausalLM(model=Llama(max_positions=96, rope_theta=5e5)), {}, path="there")
+    flags = ["--objective.model.max-positions", "256", "--objective.model.rope-scaling", "4.0"]
+    for more, expected in (([], (96, 5e5, ())), (flags, (256, 5e5, (4.0,)))):
+        model = resolve("llama_tiny", more, pretrained=pretrained).experiment.objective.model
+        assert (model.max_positions, model.rope_theta, model.rope_scaling) == expected
 
 
 def phased(phases: str, steps: int | None = 12, **train: Any) -> Experiment:
