@@ -86,6 +86,10 @@ class Setting(NamedTuple):
         """Return whether trained parameters depend on the value."""
         return "weights" in self.marks and not self.marks & {"recipe", "resumable"}
 
+    def needs_weights(self) -> bool:
+        """Return whether the value goes with trained parameters: they depend on it, or a preset does not replace it."""
+        return self.decides_weights() or "kept" in self.marks
+
 
 def settings(config: Any, prefix: str = "", inherited: frozenset[str] = frozenset()) -> Iterator[Setting]:
     """Yield every field that is not bound; the fields of a nested dataclass follow it."""

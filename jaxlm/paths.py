@@ -245,11 +245,14 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
 
 def is_outage(error: Exception, path: str | os.PathLike[str]) -> bool:
     """Return whether a bucket or the way to it fails, which passes, after all that its client has tried again."""
+    if type(error) is Exception and error.__cause__:  # Orbax's, around a failed read
+        error = error.__cause__
     status = str(getattr(error, "code", ""))  # of gcsfs's HttpError
     names = {cls.__name__ for cls in type(error).__mro__}  # of botocore, requests and google.auth
-    is_clients = bool(names & {"HTTPClientError", "RequestException", "TransportError"}) or status in ("408", "429")
+    is_clients = bool(names & {"ConnectionError", "HTTPClientError", "RequestException", "TransportError"})
+    is_clients |= status in ("408", "429")
     is_clients |= type(error).__module__.partition(".")[0] == "aiohttp"
-    is_clients |= str(error).startswith(("UNAVAILABLE", "DEADLINE_EXCEEDED"))  # of TensorStore
+    is_clients |= str(error).startswith(("ABORTED", "UNAVAILABLE", "DEADLINE_EXCEEDED"))  # of TensorStore
     is_systems = isinstance(error, OSError) and (
         isinstance(error, (ConnectionError, TimeoutError)) or error.errno in (errno.EIO, errno.EREMOTEIO, errno.EBUSY)
     )

@@ -9,11 +9,11 @@ cd "$(dirname "$0")/.." || exit
 out="${1:-figures}"
 wanted=" ${*:2} "
 mkdir -p "$out"
-: > "$out/figures.jsonl"
+[ $# -gt 1 ] || : > "$out/figures.jsonl"
 python="${PYTHON:-$PWD/.venv/bin/python}"
 case "$python" in */*) python="$(cd "$(dirname "$python")" && pwd)/${python##*/}" ;; esac
 "$python" -c 'import jaxlm' || exit 2
-export PYTHONUNBUFFERED=1 TF_CPP_MIN_LOG_LEVEL=2
+export CUDA_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES:-0}" PYTHONUNBUFFERED=1 TF_CPP_MIN_LOG_LEVEL=2
 start=$SECONDS total="${GPU_FIGURES_SECONDS:-420}" slower=1 stop=50
 
 if "$python" -c 'import sys, jax; sys.exit(jax.default_backend() != "gpu")' 2> /dev/null; then
@@ -36,6 +36,7 @@ is_wanted() { [[ -z "${wanted// /}" || "$wanted" == *" $1 "* ]]; }
 part() {
     local name="$1" limit=$(($2 * slower)) begin=$SECONDS left=$((total - SECONDS + start)); shift 2
     is_wanted "$name" || return
+    rm -f "$out/$name.out" "$out/$name.log"  # of an earlier time
     if [ "$left" -lt 20 ]; then echo "── $name: not reached"; return; fi
     timeout "$((limit < left ? limit : left))" "$@" > "$out/$name.out" 2> "$out/$name.log"
     echo "── $name: exit $?, $((SECONDS - begin)) s"

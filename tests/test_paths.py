@@ -66,12 +66,18 @@ def test_answers_that_nobody_has_taken_do_not_fill_the_memory():
 
 def test_a_failure_of_a_bucket_may_pass_and_a_damaged_file_does_not():
     """Exit code 1 makes a launcher start again, 2 does not."""
+    def wrapped(cause: Exception) -> Exception:
+        error = Exception("while reading an array")
+        error.__cause__ = cause
+        return error
+
     http, aiohttp = pytest.importorskip("gcsfs.retry").HttpError, pytest.importorskip("aiohttp")
     cases = (
         (http({"code": 503, "message": "busy"}), 1), (http({"code": 429, "message": "slow down"}), 1),
         (http({"code": 412, "message": "no"}), 2), (aiohttp.ServerDisconnectedError(), 1), (TimeoutError(), 1),
         (OSError(errno.EIO, "internal error"), 1), (gzip.BadGzipFile("no gzip"), 2), (PermissionError("forbidden"), 2),
-        (ValueError("cut off"), 2),
+        (ValueError("cut off"), 2), (ValueError("ABORTED: all 32 retry attempts failed"), 1),
+        (wrapped(OSError(errno.EIO, "internal error")), 1),
     )
     path = "gs://bucket/shards/name/train/tokens"
     for error, code in cases:

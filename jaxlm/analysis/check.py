@@ -202,7 +202,8 @@ def check_twice() -> Iterator[Figure]:
     """Compare two computations of one step with dropout, under `train.deterministic`, bit for bit."""
     model = {"dtype": "bfloat16", "dropout": 0.1, "attention_dropout": 0.0}
     session = open_preset(
-        "bert_tiny", {"train.deterministic": True} | {f"objective.model.{name}": value for name, value in model.items()}
+        "bert_tiny", {"train.deterministic": True, "train.batch_size": 8 * jax.device_count()}
+        | {f"objective.model.{name}": value for name, value in model.items()}
     )
     program = session.program(make_mesh(MeshConfig()))
     params, batch = program.init_params(0), jax.device_put(session.synthetic_batch(), batch_sharding(program.mesh))

@@ -27,7 +27,7 @@ from jaxlm.types import Params, Report, TokenBatch
 
 
 def torch_device() -> str:
-    """Return PyTorch's name of the device that jax uses."""
+    """Return PyTorch's name of the device that jax uses, and let it use tensor cores for float32, as jax does."""
     missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(
@@ -35,6 +35,7 @@ def torch_device() -> str:
         )
     import torch
 
+    torch.set_float32_matmul_precision("high")
     platform = jax.default_backend()
     if platform == "gpu" and not torch.cuda.is_available():
         raise UserError("PyTorch finds no GPU, but jax uses one; install PyTorch with CUDA, or leave --peer out.")
@@ -78,7 +79,6 @@ class TrainStep:
         self.experiment, self.objective, self.report = experiment, objective, report
         seed = experiment.train.seed
         torch.manual_seed(seed)
-        torch.set_float32_matmul_precision("high")  # jax uses tensor cores for float32 too
         self.models = [model.to(self.device).train() for model in new_models(objective)]
         if self.recipe.share:
             self.recipe.share(objective, self.models)
@@ -98,9 +98,14 @@ class TrainStep:
 
     def run(self, steps: int) -> None:
         """Do a number of steps, without torch.compile if it fails in the first one."""
+        import torch
+
         for _ in range(steps):
             try:
                 self.step()
+            except torch.OutOfMemoryError as error:
+                raise UserError("PyTorch has too little memory beside jax; lower --train.batch-size, or leave out "
+                                "--peer.") from error
             except Exception as error:  # the compiler's failures have many types; a missing C++ compiler is common
                 if self.callable is self.models:
                     raise

@@ -186,6 +186,10 @@ def start_jax() -> None:
     from jaxlm.data.cache import compilation_cache
     from jaxlm.parallel.hosts import join_processes
 
+    # For inference too, as `GPU_OPTIONS` for steps: the search for Triton's products takes a minute for each shape.
+    flags = os.environ.get("XLA_FLAGS", "")
+    if os.path.exists("/dev/nvidiactl") and "xla_gpu_enable_triton_gemm" not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_enable_triton_gemm=false"
     if not jax.config.jax_compilation_cache_dir:
         jax.config.update("jax_compilation_cache_dir", compilation_cache())
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)

@@ -42,7 +42,8 @@ def parquet_groups(path: str) -> list[int]:
 
     with reading(path), epath.Path(path).open("rb") as raw:
         metadata = pyarrow.parquet.ParquetFile(raw).metadata
-        return [metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups)]
+        # Some writers leave the sizes 0.
+        return [max(1, metadata.row_group(group).total_byte_size) for group in range(metadata.num_row_groups)]
 
 
 def read_rows(

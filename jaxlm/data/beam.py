@@ -89,6 +89,8 @@ def _make(numbered: _Numbered, work: Work, failure: str) -> Iterator[_Numbered]:
     try:
         work.make(numbered[1], Metrics.counter("jaxlm", "bytes_of_text").inc)
     except UserError as error:  # if it went on, a runner would try again, and bury the sentence in a traceback
+        if error.exit_code == 1:  # a bucket's failure, which passes
+            raise
         write_whole(epath.Path(failure), str(error).encode())
     else:
         yield numbered

@@ -148,10 +148,10 @@ def parts_of_file(path: str, name: str, state: Sequence[int | str], reader: Read
 
 def parts_of_dataset(source: str, states: Sequence[str], size: int, rows: int, reader: Reader) -> Iterator[Part]:
     """Yield the parts of `python-docs`, or of a dataset of so many rows, given the states of its files."""
-    count = min(rows, -(-size // _part_size(size))) or 1
+    count, facts = min(rows, -(-size // _part_size(size))) or 1, json.dumps(states)
     for number in range(count):
         start, end = (rows * k // count for k in (number, number + 1))
-        yield Part((source,), reader, json.dumps(states), size // count, start, end if rows else None)
+        yield Part((source,), reader, facts, size // count, start, end if rows else None)
 
 
 def grouped(parts: Sequence[Part]) -> list[Part]:

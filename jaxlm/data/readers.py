@@ -47,7 +47,7 @@ KINDS = {
 _DECOMPRESSORS: dict[str, Callable[[], Any]] = {
     ".gz": lambda: zlib.decompressobj(wbits=31),
     ".xz": lzma.LZMADecompressor,
-    ".zst": lambda: zstandard.ZstdDecompressor().decompressobj(),
+    ".zst": lambda: zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj(),
 }
 _COMPRESSED = 1 << 13  # compressed bytes per read; decompressed, they may grow a thousandfold
 _CODECS = ["utf_16", "cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "cp949", "cp932", "euc_jp", "gb18030", "big5"]
@@ -283,7 +283,7 @@ def read_text(stream: TextIO, cutter: Cutter) -> Iterator[Piece]:
 def line_hint(path: str) -> str:
     """Return a hint about a file of text whose first lines, 100 or more, have no blank one; "" for other files."""
     with open_text(path) as stream:
-        lines = list(itertools.islice(iter(lambda: stream.readline(BLOCK), ""), 1000))
+        lines = stream.read(BLOCK).split("\n")[:-1][:1000]
     advice = "if each line is one, put blank lines between them (`sed G FILE > NEW`) or write .jsonl"
     has_none = len(lines) >= 100 and all(map(str.strip, lines))
     return f"{path} has no blank line in its first {len(lines):,}, and only those end documents; {advice}" * has_none

@@ -33,6 +33,7 @@ from jaxlm.data.engine import Progress, Work
 from jaxlm.data.mentions import Mentions, divide_mentions, first_tokens
 from jaxlm.data.parts import Part
 from jaxlm.data.readers import NO_TEXT, Piece
+from jaxlm.errors import UserError
 from jaxlm.tokenizers.tokenizer import Tokenizer, split_sentences
 from jaxlm.tokenizers.unknown import NUM_WORDS, unknown_words
 
@@ -189,6 +190,8 @@ class _ShardWriter:
         write_array(self._folder / "sizes", arrays["sizes"])
         if self._shards.sentences:
             write_array(self._folder / "sentences", arrays["sentences"].astype("uint32"))
+        if self._counts.max() >= 1 << 32:
+            raise UserError(f"{self._folder.name} has a token 4 billion times or more; divide its file into several.")
         write_array(self._folder / "counts", self._counts.astype("uint32"))
         facts = {
             "format": FORMAT, "dtype": self._dtype, "vocabulary": len(self._counts), "tokens": self._tokens.size,

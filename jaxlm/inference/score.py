@@ -81,7 +81,6 @@ def encode_pair(
         keep_space: Keep the leading space of what the decoder of an encoder-decoder reads, as lm_eval does.
     """
     objective, tokenizer, v = loaded.objective, loaded.tokenizer, loaded.tokenizer.vocabulary
-    prefix = text_prefix(objective)
     space = len(context) - len(context.rstrip())
     if space:
         context, continuation = context[:-space], context[-space:] + continuation
@@ -99,7 +98,7 @@ def encode_pair(
         begin = text_begin(loaded)
         return Pair(after[:1], after[1:]) if after[:1] == [begin] else Pair([begin], after)
     both, before = map(tokenizer.encode_with_symbols, (context + continuation, context))
-    return Pair([*prefix, *both[: len(before)]], both[len(before) :])
+    return Pair(prompt_of(objective, both[: len(before)]), both[len(before) :])
 
 
 def text_prefix(objective: Objective) -> list[int]:

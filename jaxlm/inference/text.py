@@ -10,6 +10,7 @@ from jaxlm.errors import UserError
 from jaxlm.inference.generate import Settings, continuations, max_length
 from jaxlm.inference.score import text_begin
 from jaxlm.objectives.pretrained import PretrainedModel
+from jaxlm.parallel.inference import num_row_shards
 from jaxlm.tokenizers.tokenizer import Tokenizer
 
 CHECK_EVERY = 8
@@ -17,7 +18,7 @@ CHECK_EVERY = 8
 BATCH = 32
 """Prompts in a batch, at most."""
 SCORES = 1 << 26
-"""Attention scores of a head in a batch, at most: those of all heads of a layer are in memory, 4 bytes each."""
+"""Attention scores of a head on a device, at most: those of all heads of a layer are in memory, 4 bytes each."""
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -62,14 +63,13 @@ def generate_text(
     strings = [text for text in stop if text not in v.symbols]
     ends = (loaded.settings.stop_ids if settings.stop_ids is None else ()) or settings.stops(v)
     settings = dataclasses.replace(settings, stop_ids=[*ends, *symbols])
-    longest = max(map(len, prompts), default=0)
-    size = max(1, min(BATCH, SCORES // (longest * (longest + settings.max_new_tokens) + 1)))
-    return [
-        answer for start in range(0, len(prompts), size)
-        for answer in _generate_batch(
-            loaded, prompts[start : start + size], settings, strings, on_text, skip_special, start
-        )
-    ]
+    answers: list[Completion] = []
+    while rest := prompts[len(answers) :]:
+        longest = max(map(len, rest[:BATCH]))
+        most = SCORES * num_row_shards(loaded.params) // (longest * (longest + settings.max_new_tokens) + 1)
+        rest = rest[: max(1, min(BATCH, most))]
+        answers += _generate_batch(loaded, rest, settings, strings, on_text, skip_special, len(answers))
+    return answers
 
 
 def _generate_batch(loaded, prompts, settings, strings, on_text, skip_special, stream):

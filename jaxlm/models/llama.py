@@ -143,7 +143,7 @@ class EuroBert(LlamaEncoder):
     trained like any other.
     """
 
-    rope_theta: float = field(250_000.0, range="(0, inf)")
+    rope_theta: float = field(250_000.0, recipe=True, kept=True, range="(0, inf)")
     """Base of rotary positions: 10,000 before the last phase of the published training."""
     classifier_pooling: Literal["late", "mean", "bos"] = field("late", recipe=True, kept=True)
     """Vector of a text for tasks: that of the first token (bos), the mean of all tokens, or the mean after the dense

@@ -48,8 +48,8 @@ class InfoNCE(Objective):
     """One vector per text, or one per token: the score is then the sum, over the tokens of the query, of the largest
     product with a token of the passage (ColBERT, Khattab and Zaharia 2020)."""
     temperature: float = field(0.0, range="[0, inf)")
-    """Divisor of the scores, 1 / scale in sentence-transformers; 0: 0.05 for cosines, and 1 for dot products and for
-    late interaction, whose scores are sums."""
+    """Divisor of the scores, 1 / scale in sentence-transformers; 0: 0.05, or 1 for late interaction, whose scores are
+    sums. Dot products need 1 or more, which a model of dot products brings."""
     symmetric: bool = False
     """Average with the loss of the positive, over all queries, for two texts of the same kind."""
     pooling: Pooling = field("mean", weights=True)
@@ -86,7 +86,7 @@ class InfoNCE(Objective):
     @property
     def divisor(self) -> float:
         """What the scores are divided by."""
-        return self.temperature or (0.05 if not self.is_late and (self.normalize or self.widths) else 1.0)
+        return self.temperature or (1.0 if self.is_late else 0.05)
 
     @property
     def row_group(self) -> int:
@@ -109,7 +109,7 @@ class InfoNCE(Objective):
     def settings_like(self, vectors: Vectors) -> dict[str, Any]:
         """Return the values of fields by which texts get the vectors of these settings."""
         normalize = vectors.normalize or vectors.similarity in ("", "cosine")
-        return {"pooling": vectors.pooling, "normalize": normalize, "widths": vectors.widths}
+        return {"pooling": vectors.pooling, "normalize": normalize} | ({} if normalize else {"temperature": 1.0})
 
     def select_params(self, source: PretrainedModel) -> Params:
         return source.objective.model.text_params(source.params)

@@ -129,7 +129,9 @@ def peak_flops(device: jax.Device) -> float:
 
     MFU in float32 uses the same peak, since the chip could reach it.
     """
-    # Whole words: an L40 is no L4, an A10G no A10.
+    # Whole words: an L40 is no L4, an A10G no A10. These are less than the card whose name they have.
+    if re.search(r"\b(Laptop|MIG)\b|4090 D\b", device.device_kind):
+        return 0.0
     found = (peak for name, peak in PEAKS if re.search(rf"\b{name}\b", device.device_kind, re.IGNORECASE))
     return next(found, 0.0)
 

@@ -54,8 +54,10 @@ class TrainedModel(PretrainedModel):
         found = self.settings.vectors
         if found is None and self.path:
             read(Path(hub.local(self.path)))  # refuses those of a folder that could not be kept
-        is_stream = self.step and self.objective.row_format(self.length).stride  # whose rows are parts of texts
-        return found or Vectors("mean", self.length if self.step and not is_stream else None, False)
+        length = self.length
+        if self.step and self.objective.row_format(length).stride:  # rows are parts of texts
+            length = None
+        return found or Vectors("mean", length if self.step or not length else min(length, 512), False)
 
     def encode(
         self, texts: Sequence[str], pooling: Pooling | None = None, length: int | None = None,

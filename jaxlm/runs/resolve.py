@@ -226,7 +226,8 @@ def _require_one_duration(unchanged: Experiment, experiment: Experiment, is_run:
 def _require_same_weights(unchanged: Experiment, experiment: Experiment, path: str, prefix: str = "") -> None:
     """Raise UserError for a flag that changes a field on which the weights in the folder `path` depend."""
     for old, _ in _changes(unchanged, experiment):
-        if old.decides_weights() and old.name.startswith(prefix):
+        is_fixed = old.decides_weights() if prefix else old.needs_weights()  # training may change what is kept
+        if is_fixed and old.name.startswith(prefix):
             raise UserError(f"the weights of {path} were trained with {_flag(old)} {old.value}; leave the flag out.")
 
 
@@ -234,7 +235,7 @@ def _require_weights_of_phase(experiment: Experiment, path: str) -> None:
     """Raise UserError if a preset's first phase, which is made for fresh weights, changes what those of `path` need."""
     own = {setting.name: setting.value for setting in settings(experiment)}
     for new in settings(experiment.phases[0].experiment):
-        is_models = new.name.startswith("objective.model.") and (new.decides_weights() or "kept" in new.marks)
+        is_models = new.name.startswith("objective.model.") and new.needs_weights()
         is_models &= new.name != "objective.model.is_causal"  # as the phase's objective needs
         if is_models and new.value != own.get(new.name, new.value):
             raise UserError(

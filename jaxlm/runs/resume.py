@@ -48,7 +48,7 @@ def _check_configuration(run: RunFolder, experiment: Experiment) -> None:
         _check_phases(run, with_value(experiment, "train.phases", phases), experiment)
     elif run.saved_steps:
         _refuse(run, differences(*(
-            flatten(each, lambda setting: setting.decides_weights() and setting.decides_result())
+            flatten(each, lambda setting: setting.needs_weights() and setting.decides_result())
             for each in (run.experiment, experiment)
         )))
 

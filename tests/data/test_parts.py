@@ -1,7 +1,9 @@
 """Parts of a text: the documents of all of them are those of the whole, and what a changed file costs."""
 
 import json
+import os
 import re
+import types
 
 import numpy as np
 import pyarrow
@@ -10,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxlm.data import parts, readers
+from jaxlm.data import corpus, parts, readers
 from jaxlm.data.corpus import open_corpus
 from jaxlm.data.parts import Reader, parts_of_file, sample
 from jaxlm.data.readers import NO_TEXT, Piece, boundary
@@ -291,3 +293,38 @@ def test_a_sample_of_a_large_text_reads_little(tmp_path, monkeypatch, kind):
         where = [int(re.search(r"/(\d+) ", text)[1]) + int(re.search(r"(\d+)/", text)[1]) * 10_000 // size
                  for text in found if re.search(r"\d/\d+ ", text)]
         assert min(where) < 1000 and max(where) > 9000 and len({place // 1000 for place in where}) >= 9
+
+
+def test_groups_of_rows_without_a_size_are_read(monkeypatch, tmp_path):
+    """Some writers leave total_byte_size 0; then all groups ended in the first part, which had one."""
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["one", "two", "three"]}), path, row_group_size=1)
+    monkeypatch.setattr(parts, "LEAST", 16)
+
+    class Sizeless:
+        def __init__(self, raw):
+            self.metadata = types.SimpleNamespace(
+                num_row_groups=3, row_group=lambda number: types.SimpleNamespace(total_byte_size=0))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pyarrow.parquet, "ParquetFile", Sizeless)
+        found = parts_of(path)
+    assert (found[0].start, found[-1].end) == (0, 3)
+    assert documents(piece for part in found for piece in part.pieces()) == ["one", "two", "three"]
+
+
+def test_the_states_of_a_dataset_of_the_hub_are_those_of_any_machine(monkeypatch, tmp_path):
+    file = tmp_path / "data.arrow"
+    file.write_bytes(b"rows")
+    monkeypatch.setattr(corpus.arrow_source, "open_dataset", lambda source, columns: Rows([{"filename": str(file)}]))
+    for source, is_same in (("hf:ORG/NAME", True), (f"hf:{tmp_path}", False)):
+        os.utime(file, (1, 1))
+        before = corpus._dataset_state(source, None)
+        os.utime(file, (2, 2))
+        assert (corpus._dataset_state(source, None) == before) == is_same
+
+
+class Rows(list):
+    @property
+    def cache_files(self):
+        return list(self)

@@ -84,16 +84,14 @@ def ours(objective: Contrastive, vectors: np.ndarray, example: dict) -> tuple[fl
 ], 2))
 def test_info_nce_is_that_of_sentence_transformers(negatives, symmetric, normalize, widths):
     vectors = np.random.default_rng(1).normal(size=(ROWS, 2 + negatives, WIDTH)).astype(np.float32)
-    scale = 5.0 if normalize or widths else 1.0  # the default for products
-    objective = OfVectors(negatives=negatives, symmetric=symmetric, normalize=normalize, widths=widths,
-                          temperature=0.2 if scale > 1 else 0.0)
+    objective = OfVectors(negatives=negatives, symmetric=symmetric, normalize=normalize, widths=widths, temperature=0.2)
     value, gradient, _ = ours(objective, vectors, drawn(2 + negatives))
 
     from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss, MultipleNegativesRankingLoss
     from sentence_transformers.util import cos_sim, dot_score
 
     loss = MultipleNegativesRankingLoss(
-        Given(), scale=scale, similarity_fct=cos_sim if normalize else dot_score, partition_mode="per_direction",
+        Given(), scale=5.0, similarity_fct=cos_sim if normalize else dot_score, partition_mode="per_direction",
         directions=("query_to_doc", *["doc_to_query"] * symmetric),
     )
     if widths:
