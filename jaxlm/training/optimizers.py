@@ -47,9 +47,11 @@ def make_schedule(config: OptimizerConfig, steps: int, after: int = 0) -> optax.
         "1-sqrt": lambda: lambda step: peak - (peak - final) * jnp.sqrt(jnp.clip(step / decay_steps, 0.0, 1.0)),
         "constant": lambda: optax.constant_schedule(peak),
     }
-    if (after := own_rates) is None:
-        if shape not in shapes:
-            raise _unknown("schedule", shape, "own_schedule")
+    if own_rates is not None:
+        after = lambda step: own_rates(jnp.maximum(step, 0))  # noqa: E731 - it is called in the warm-up, too
+    elif shape not in shapes:
+        raise _unknown("schedule", shape, "own_schedule")
+    else:
         after = shapes[shape]()
     if start > warmup:
         after = optax.join_schedules([optax.constant_schedule(peak), after], [start - warmup])

@@ -114,7 +114,7 @@ class Momentum(OptimizerConfig):
         return optax.trace(self.b1)
 
     def own_schedule(self, steps):
-        return lambda step: self.learning_rate * 0.5 ** (step / steps)
+        return lambda step: self.learning_rate / (1 + step)
 
 
 def test_an_optimizer_of_ones_own_is_clipped_and_decays():
@@ -124,10 +124,11 @@ def test_an_optimizer_of_ones_own_is_clipped_and_decays():
         for path, g in clipped(flat(gradients(step)), config.clip_norm).items():
             momentum[path] = 0.8 * momentum[path] + g
             decay = 0.1 * params[path] if path.endswith(("kernel", "embedding")) else 0.0
-            rate = 0.05 * (step / 2 if step < 2 else 0.5 ** ((step - 2) / (STEPS - 2)))
+            rate = 0.05 * (step / 2 if step < 2 else 1 / (step - 1))
             params[path] = params[path] - rate * (momentum[path] + decay)
     for path, ours in flat(run(config)).items():
         np.testing.assert_allclose(ours, params[path], rtol=2e-5, atol=2e-6, err_msg=path)
+    assert make_schedule(config, STEPS)(1) == 0.025  # before its first step it divides by no 0
 
 
 @pytest.mark.parametrize(("method", "message"), [
