@@ -22,7 +22,7 @@ from jaxlm.data.engine import Work
 from jaxlm.data.parts import Part
 from jaxlm.data.text import TextData
 from jaxlm.errors import UserError, install
-from jaxlm.paths import cause, write_whole
+from jaxlm.paths import cause, without_queries, write_whole
 from jaxlm.tokenizers.tokenizer import Tokenizer
 
 _Numbered = tuple[int, Part]
@@ -54,13 +54,14 @@ def run_pipeline(data: TextData, parts: Sequence[Part], tokenizer: Tokenizer, ar
         state = pipeline.run().wait_until_finish()
         end = f"has ended as {state}" if state != "DONE" else ""
     except Exception as error:  # each runner has exceptions of its own
-        end = f"has failed ({cause(error)})"
+        *_, last = str(error).strip().splitlines() or [type(error).__name__]  # of a traceback
+        end = f"has failed ({without_queries(last)})"
     if failure.exists():
         sentence = failure.read_text()
         failure.unlink()
         raise UserError(sentence)
     if end:
-        raise UserError(f"the pipeline of Beam {end}; run the command again, which goes on.")
+        raise UserError(f"the pipeline of Beam {end}; run the command again, which goes on.", exit_code=1)
     if data.deduplicate != "off":
         finish_masks(data.duplicates_folder(parts))
 

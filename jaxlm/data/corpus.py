@@ -119,7 +119,8 @@ def _dataset_state(source: str, columns: Columns) -> tuple[list[str], list[str],
         data = arrow_source.open_dataset(source, columns)
         files = [file["filename"] for file in data.cache_files]
     # Each machine downloads a dataset of the hub at a time of its own; the paths have its commit or version.
-    is_local = source.startswith("hf:") and os.path.exists(source.removeprefix("hf:").partition(":")[0])
+    name = source.removeprefix("hf:").partition(":")[0]
+    is_local = source.startswith("hf:") and os.path.exists(os.path.expanduser(name))
     states = [[file, *file_state(file)[: None if is_local else 1]] for file in files]
     return [json.dumps([source, len(data)]), *map(json.dumps, states)], files, sum(s[1] for s in states), len(data)
 

@@ -191,7 +191,7 @@ class _ShardWriter:
         if self._shards.sentences:
             write_array(self._folder / "sentences", arrays["sentences"].astype("uint32"))
         if self._counts.max() >= 1 << 32:
-            raise UserError(f"{self._folder.name} has a token 4 billion times or more; divide its file into several.")
+            raise UserError("a file of the text has one token 4 billion times or more; divide it into several files.")
         write_array(self._folder / "counts", self._counts.astype("uint32"))
         facts = {
             "format": FORMAT, "dtype": self._dtype, "vocabulary": len(self._counts), "tokens": self._tokens.size,

@@ -66,8 +66,8 @@ def generate_text(
     answers: list[Completion] = []
     while rest := prompts[len(answers) :]:
         longest = max(map(len, rest[:BATCH]))
-        most = SCORES * num_row_shards(loaded.params) // (longest * (longest + settings.max_new_tokens) + 1)
-        rest = rest[: max(1, min(BATCH, most))]
+        most = max(1, SCORES // (longest * (longest + settings.max_new_tokens) + 1)) * num_row_shards(loaded.params)
+        rest = rest[: min(BATCH, most)]
         answers += _generate_batch(loaded, rest, settings, strings, on_text, skip_special, len(answers))
     return answers
 

@@ -49,7 +49,7 @@ class InfoNCE(Objective):
     product with a token of the passage (ColBERT, Khattab and Zaharia 2020)."""
     temperature: float = field(0.0, range="[0, inf)")
     """Divisor of the scores, 1 / scale in sentence-transformers; 0: 0.05, or 1 for late interaction, whose scores are
-    sums. Dot products need 1 or more, which a model of dot products brings."""
+    sums. Dot products need 1 or more."""
     symmetric: bool = False
     """Average with the loss of the positive, over all queries, for two texts of the same kind."""
     pooling: Pooling = field("mean", weights=True)
@@ -88,6 +88,11 @@ class InfoNCE(Objective):
         """What the scores are divided by."""
         return self.temperature or (1.0 if self.is_late else 0.05)
 
+    def remarks(self, source: Any, length: int) -> list[str]:
+        is_product = not (self.is_late or self.normalize or self.widths)
+        advice = "The scores are dot products, divided by 0.05; --objective.temperature 1 keeps them as they are."
+        return super().remarks(source, length) + [advice] * (is_product and not self.temperature)
+
     @property
     def row_group(self) -> int:
         """Rows that each device has a multiple of: one for each chunk."""
@@ -109,7 +114,7 @@ class InfoNCE(Objective):
     def settings_like(self, vectors: Vectors) -> dict[str, Any]:
         """Return the values of fields by which texts get the vectors of these settings."""
         normalize = vectors.normalize or vectors.similarity in ("", "cosine")
-        return {"pooling": vectors.pooling, "normalize": normalize} | ({} if normalize else {"temperature": 1.0})
+        return {"pooling": vectors.pooling, "normalize": normalize}
 
     def select_params(self, source: PretrainedModel) -> Params:
         return source.objective.model.text_params(source.params)

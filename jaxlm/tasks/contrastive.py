@@ -149,7 +149,7 @@ class Contrastive(InfoNCE):
                 "attention_mask": np.ones_like(ids)} | score
 
     def remarks(self, source: LabelledSource, length: int) -> list[str]:
-        most, lines = _most_negatives(source), source.cut_remarks(self, length)
+        most, lines = _most_negatives(source), super().remarks(source, length) + source.cut_remarks(self, length)
         examples = source.examples("train", self, length) if self.query_length else []
         if cut := int(np.sum([np.sum(each.arrays["attention_mask"][0]) >= self.query_length for each in examples])):
             lines.append(f"{cut:,} queries reach --objective.query-length {self.query_length}; longer are cut there")

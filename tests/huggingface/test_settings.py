@@ -112,9 +112,9 @@ def test_training_of_vectors_begins_with_their_settings(sentence_folder):
     # The score is a cosine, whether or not the vectors that are given out have unit length.
     plain = dataclasses.replace(source, settings=FolderSettings(SETTINGS._replace(normalize=False)))
     objective = Contrastive().with_pretrained_model(plain)
-    assert objective.temperature == 0.0
     dot = dataclasses.replace(source, settings=FolderSettings(SETTINGS._replace(normalize=False, similarity="dot")))
-    assert Contrastive().with_pretrained_model(dot).divisor == 1.0  # products are no cosines
+    assert "--objective.temperature 1" in SelfContrastive().with_pretrained_model(dot).remarks(None, 30)[0]
+    assert not SelfContrastive().with_pretrained_model(source).remarks(None, 30)
     assert objective.normalize and not plain.settings.after_training(objective.vectors(30), -1).vectors.normalize
 
 
