@@ -196,8 +196,7 @@ def together(action: Callable[[], Result], reason: str) -> Result:
         result = action()
     except Exception as error:
         failure = error
-        log(f"process {jax.process_index()} has failed and ends when it has waited for {reason}: {cause(error)}")
-    wait_for_all(reason)
+    wait_for_all(reason, f" has failed ({cause(failure)}) and" if failure else "")
     code = 0 if failure is None else getattr(failure, "exit_code", 1)
     codes = multihost_utils.process_allgather(np.int32(code))
     if failure is not None:
@@ -208,17 +207,18 @@ def together(action: Callable[[], Result], reason: str) -> Result:
     return result
 
 
-def wait_for_all(reason: str) -> None:
+def wait_for_all(reason: str, remark: str = "") -> None:
     """Wait until all processes have called this, for hours if need be.
 
     They wait on their hosts, since a collective on the devices has the platform's time limit. A process says every
     `LOG_SECONDS` that it waits, and exits with 1 after JAXLM_WAIT_SECONDS. If one is lost, jax ends the others.
 
-    `reason` is what the process waits for, such as "process 0 to prepare the text".
+    `reason` is what the process waits for, such as "process 0 to prepare the text", the same for all; `remark` stands
+    before it in what this one says.
     """
     from orbax.checkpoint import multihost  # imported late: other commands need no orbax
 
-    limit, state = _seconds(WAIT_SECONDS, 86_400), f"process {jax.process_index()} waits for {reason}"
+    limit, state = _seconds(WAIT_SECONDS, 86_400), f"process {jax.process_index()}{remark} waits for {reason}"
     with _patience(state, limit, WAIT_SECONDS, 1, "Run the same command to go on."):  # the others give up too
         multihost.get_barrier_sync_fn()(key=f"jaxlm {reason}", timeout_ms=1000 * (limit + 600))
 
