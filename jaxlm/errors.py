@@ -23,6 +23,11 @@ class UserError(Exception):
         self.exit_code = exit_code or self.exit_code
 
 
+def outage(path: object, reason: object, done: str = "read") -> UserError:
+    """Return the error of storage that fails now and may work later."""
+    return UserError(f"{path} cannot be {done} now ({reason}); run the same command again.", exit_code=1)
+
+
 class Stopped(Exception):
     """Training was stopped by a signal and saved. The command line exits with 128 + the signal's number."""
 

@@ -21,7 +21,7 @@ from typing import Any
 import fsspec
 from etils import epath
 
-from jaxlm.errors import UserError, install
+from jaxlm.errors import UserError, install, outage
 
 DEFAULT_CACHE = "~/.cache/jaxlm"
 """Cache folder without $JAXLM_CACHE."""
@@ -239,7 +239,7 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
         yield
     except Exception as error:
         if is_outage(error, path):
-            raise UserError(f"{path} cannot be written now ({cause(error)}); run the same command again.", 1) from error
+            raise outage(path, cause(error), "written") from error
         raise UserError(f"{path} cannot be written ({cause(error)}); {remedy(error, path)}.") from error
 
 
@@ -299,7 +299,7 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
         raise
     except Exception as error:
         if is_outage(error, path):
-            raise UserError(f"{path} cannot be read now ({cause(error)}); run the same command again.", 1) from error
+            raise outage(path, cause(error)) from error
         name = getattr(error, "filename", None) or path
         if isinstance(error, FileNotFoundError):
             raise UserError(f"{name} does not exist.") from error

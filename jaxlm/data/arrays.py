@@ -19,7 +19,7 @@ import fsspec
 import numpy as np
 from etils import epath
 
-from jaxlm.errors import UserError
+from jaxlm.errors import UserError, outage
 from jaxlm.paths import cause, in_bucket, is_outage, write_whole, writing
 
 BLOCK = 1 << 12  # bytes
@@ -362,7 +362,7 @@ def read_facts(path: epath.Path, version: int) -> dict[str, Any]:
 def damaged(path: str, what: str | Exception) -> UserError:
     """Return the error of a missing, damaged or unreadable file of a shard or store; their splits are folders."""
     if isinstance(what, Exception) and is_outage(what, path):
-        return UserError(f"{path} cannot be read now ({cause(what)}); run the same command again.", exit_code=1)
+        return outage(path, cause(what))
     folder = os.path.dirname(path)
     if os.path.basename(folder) in SPLITS:
         folder = os.path.dirname(folder)

@@ -14,7 +14,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from jaxlm import __version__
-from jaxlm.errors import UserError
+from jaxlm.errors import UserError, outage
 from jaxlm.parallel.checksums import checksums, digest
 from jaxlm.parallel.hosts import is_of_processes, is_true_of_any, log, main_first, run_with_timeout
 from jaxlm.paths import absolute, in_bucket, is_outage, without_queries
@@ -221,8 +221,7 @@ class Checkpoints:
         except Exception as error:
             failure, is_out = _first_line(error), is_outage(error, self.folder)
         if is_true_of_any(is_out):
-            raise UserError(f"{self.folder} cannot be read now ({failure or 'by another process'}); run the same "
-                            "command again.", exit_code=1)
+            raise outage(self.folder, failure or "by another process")
         return ({}, failure or "by another process") if is_true_of_any(bool(failure)) else (result, "")
 
     def _metadata(self, step: int) -> dict[str, Any]:
