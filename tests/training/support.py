@@ -102,6 +102,7 @@ PRELOAD = ["jaxlm.runs.pretrain", "jaxlm.runs.resolve", "tests.training.support"
 
 def _command(arguments: list[str], environment: dict[str, str], log: str) -> None:
     os.environ.update(environment)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which `nohup` ignores, and a run of a test does not
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
@@ -126,9 +127,11 @@ def small_disk(folder: Path, size: str) -> Iterator[bool]:
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)]
     is_mounted = subprocess.run(mount, capture_output=True).returncode == 0
-    yield is_mounted
-    if is_mounted:
-        subprocess.run(["umount", "-l", folder], check=True)
+    try:
+        yield is_mounted
+    finally:
+        if is_mounted:
+            subprocess.run(["umount", "-l", folder], check=True)
 
 
 class Command:
