@@ -220,6 +220,26 @@ def test_rows_of_squad_are_those_of_its_json(tmp_path):
         list(AnswerRows().read(str(tmp_path / "other.parquet")))
 
 
+def test_tags_of_words_are_rows_of_two_lists(tmp_path):
+    """As the library `datasets` has them, with class numbers and their names, in every format that it writes."""
+    datasets = pytest.importorskip("datasets")
+    names = ["O", "B-ORG", "I-ORG"]
+    rows = {"tokens": [["EU", "rejects"], ["New", "EU", "plan"]], "ner_tags": [[1, 0], [0, 1, 2]]}
+    tags = datasets.List(datasets.ClassLabel(names=names))
+    features = datasets.Features({"tokens": datasets.List(datasets.Value("string")), "ner_tags": tags})
+    data = datasets.Dataset.from_dict(rows, features)
+    data.save_to_disk(tmp_path / "saved")
+    data.to_parquet(tmp_path / "rows.parquet")
+    data.to_json(tmp_path / "lines.jsonl")
+    for path in (f"hf:{tmp_path / 'saved'}", str(tmp_path / "rows.parquet"), str(tmp_path / "lines.jsonl")):
+        found, _ = good_rows(TagRows(), path)
+        assert [row.values["words"] for row in found] == rows["tokens"]
+        shown = names if path.startswith("hf:") else ["0", "1", "2"]
+        assert [row.values["tags"] for row in found] == [[shown[tag] for tag in tags] for tags in rows["ner_tags"]]
+    (record,) = read(TagRows(tag_column=0, words_field="w"), tmp_path, "x.json", '[{"w": ["EU", 1], "ner_tags": "?"}]')
+    assert record.values == {"words": ["EU", "1"], "tags": None} and record.texts == ("EU 1",)
+
+
 def test_an_array_of_json_is_rows(tmp_path):
     rows = [{"text": "a", "label": "x"}, {"text": "b", "label": "y"}]
     lines = read(TextRows(), tmp_path, "x.jsonl", "\n".join(map(json.dumps, rows)))
