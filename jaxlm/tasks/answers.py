@@ -340,6 +340,11 @@ class Answers(Task):
         # In the scripts of SQuAD 1.1 and MLQA two texts without words have no word in common.
         return measure(text, golds) if name == "exact_match" or normalize(text) else 0.0
 
+    def gold_remarks(self, records: Sequence[Record]) -> list[str]:
+        count = 0 if self.no_answer or self.kinds else sum(record.values["answers"] == [] for record in records)
+        return [f"{count:,} questions have no answer, and every answer to them counts as wrong; for SQuAD 2.0 add "
+                "--objective.no-answer True"] * bool(count)
+
     def row_figures(self, gold: Any, answer: Answer) -> dict[str, float]:
         return {name: self._measure(name, answer.prediction, gold) for name in ("exact_match", "f1")}
 

@@ -172,7 +172,12 @@ class Task(Objective):
         return self.with_labels(labelled, data.class_names())
 
     def remarks(self, source: LabelledSource, length: int) -> list[str]:
-        return row_remarks(self, source) + source.cut_remarks(self, length)
+        lines = row_remarks(self, source) + source.cut_remarks(self, length)
+        return lines + self.gold_remarks(source.records["train"])
+
+    def gold_remarks(self, records: Sequence[Record]) -> list[str]:
+        """Return lines about right answers that the task cannot give; none by default."""
+        return []
 
     def num_examples(self, source: LabelledSource, length: int) -> int:
         return len(source.examples("train", self, length))
