@@ -71,7 +71,8 @@ MODELS = {
 }
 SETTINGS = {
     Classification: dict(labels=("1", "fair", "good")), MultipleChoice: {},
-    Tagging: dict(labels=("B-x", "I-x", "O"), metric="entities"), Answers: dict(no_answer=True, max_answer=7),
+    Tagging: dict(labels=("B-x", "I-x", "O"), metric="entities"),
+    Answers: dict(no_answer=True, null_threshold=1.5, max_answer=7),
 }
 CASES = {
     head.architecture: (kind, model)
@@ -209,6 +210,7 @@ def test_logits_in_both_directions(architecture, tokenizer, tmp_path):
     imported = import_folder(out)
     assert not imported.fresh
     assert imported.objective == dataclasses.replace(task, vocabulary=imported.objective.vocabulary)
+    assert all(getattr(imported.objective, name) == value for name, value in SETTINGS[kind].items())
     compare(task, imported.params, out, tokenizer)
 
 

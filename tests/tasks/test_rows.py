@@ -130,6 +130,11 @@ def test_the_best_span_is_kept_beside_another_answer(kind, prediction, tmp_path)
     output = {"start": np.array([-9.0, 0, 0, 5]), "end": np.array([-9.0, 0, 0, 5]), "kind": np.eye(4)[kind]}
     answer = Answers(kinds=True, no_answer=True).answer(row, [(EncodedExample(0, {}, window), output)])
     assert answer == (prediction, {"best": "house", "null": -28.0})
+    for threshold, text in (-28.0, "house"), (-28.5, ""):
+        task = Answers(no_answer=True, null_threshold=threshold)
+        assert task.answer(row, [(EncodedExample(0, {}, window), output)]) == (text, {"best": "house", "null": -28.0})
+    with pytest.raises(UserError, match=r"null_threshold is for SQuAD 2\.0"):
+        Answers(null_threshold=1.0)
     nothing = Window(2, 0, np.zeros((0, 2), int), np.zeros(0, bool))
     assert Answers().answer(row, [(EncodedExample(0, {}, nothing), output)]).prediction == ""
 
