@@ -227,6 +227,11 @@ class Answers(Task):
         return (self.fine_tuning.answer_template or self.fine_tuning.template).for_vocabulary(vocabulary)
 
     @property
+    def text_template(self) -> Template:
+        # Transformers' scripts give a tokenizer that pads on the left the passage as its first text.
+        return super().template_for(self.vocabulary) if self.template.padding_side == "left" else self.template
+
+    @property
     def num_logits(self) -> int:
         return 2
 

@@ -170,6 +170,8 @@ def their_inputs(task, folder, batch):
     if isinstance(task, MultipleChoice):
         texts = [pair for text, other in texts for pair in ((text, other), (text, text))]
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    if isinstance(task, Answers) and template.padding_side == "left":  # run_qa.py gives the passage first
+        texts = [pair[::-1] for pair in texts]
     firsts, seconds = map(list, zip(*texts, strict=True))
     inputs = dict(theirs(firsts, seconds, padding="max_length", max_length=LENGTH, return_tensors="np"))
     assert inputs.keys() == set(template.inputs)
