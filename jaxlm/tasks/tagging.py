@@ -219,7 +219,12 @@ class Tagging(Task):
         is_word = example.arrays["labels"] >= 0
         tags = [self.labels[tag] for tag in output["tags"][: len(is_word)][is_word]]
         missing = len(record.values["words"]) - len(tags)  # words beyond the sequence length
-        return Answer(tags + [self.filler] * missing, {})
+        return Answer(tags + [self.filler] * missing, {"unread": missing} if missing else {})
+
+    def details(self, golds: Sequence[Any], answers: Sequence[Answer]) -> dict[str, Any]:
+        """Return `unread`, the number of words beyond the sequence length, if there are any."""
+        unread = sum(answer.scores.get("unread", 0) for answer in answers)
+        return {"unread": unread} if unread else {}
 
     def score(self, golds: Sequence[Any], answers: Sequence[Answer]) -> dict[str, float]:
         """Return the F1 of whole entities first, by which --sweep chooses, if tags mark entities."""

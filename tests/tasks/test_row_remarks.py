@@ -89,6 +89,22 @@ def test_evaluation_scores_rows_with_a_label(kind, data, text, accuracy, counts,
     assert ("predicted as 'y'" in said and "--sweep optimizer.learning-rate=" in said) == (kind is Classification)
 
 
+def test_words_that_are_not_read_are_counted(tmp_path, capsys):
+    (tmp_path / "x.conll").write_text("a y\nb x\n\nc y\n" + "d x\n" * 16)
+    task = type("CannedTags", (Canned, Tagging), {})(model=Bert(), labels=("x", "y"))
+    data = TagRows(dev=str(tmp_path / "x.conll"), length=16)
+    task, rows = task.bind_unchecked(Vocabulary.stand_in(300)), data.open(ByteTokenizer())
+    (example,) = task.encode(rows.records["held_out"][1:], ByteTokenizer(), 16)
+    unread = 17 - (example.arrays["labels"] >= 0).sum()
+    found = evaluate(Evaluation(task, {}, rows, data, 4), tmp_path / "out.jsonl")
+    assert found["unread"] == unread > 0
+    print_result(found)
+    assert f", {unread} words beyond --data.length and so not read" in capsys.readouterr().out
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [line.get("unread") for line in lines] == [None, unread]
+    assert lines[1]["prediction"] == ["y"] * (17 - unread) + ["x"] * unread
+
+
 class PairsOfTexts:
     """A row encoder of two texts a row."""
 
