@@ -187,7 +187,7 @@ class Task(Objective):
         if label not in self.labels:
             raise UserError(
                 f"{record.place}: the label {label!r:.60} is not one of the training rows' "
-                f"({', '.join(self.labels):.300}); fix or remove the row."
+                f"({', '.join(self.labels):.300}); fix or remove the row, or name all labels with --objective.labels."
             )
         return self.labels.index(label)
 

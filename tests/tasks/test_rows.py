@@ -123,6 +123,21 @@ def test_choices_have_the_names_of_the_data(tmp_path):
     assert [task.from_text(row, text) for text in ("A", "C", "", "AB")] == ["A", None, None, None]
 
 
+def test_the_letter_of_a_choice_without_a_name(tmp_path):
+    """As RACE has it."""
+    data = ChoiceRows(choices_fields="options", label_field="answer")
+    row = {"text": "a", "options": ["b", "c", "d"]}
+    for label, number in ("B", 1), ("1", 1), (2, 2), (None, None):
+        (found,) = read(data, tmp_path, "x.jsonl", json.dumps(row | {"answer": label}))
+        assert found.values["label"] == number and MultipleChoice().gold(found) == number
+    for row["answer"] in "D", "AB", "b":
+        with pytest.raises(UserError, match="is none of the choices 0, 1, 2"):
+            read(data, tmp_path, "x.jsonl", json.dumps(row))
+    row |= {"answer": "B", "options": [{"text": "a", "label": "x"}, {"text": "b", "label": "y"}]}
+    with pytest.raises(UserError, match="is none of the choices x, y"):
+        read(data, tmp_path, "x.jsonl", json.dumps(row))
+
+
 @pytest.mark.parametrize(("kind", "prediction"), list(enumerate(["house", "yes", "no", "unknown"])))
 def test_the_best_span_is_kept_beside_another_answer(kind, prediction, tmp_path):
     (row,) = read(AnswerRows(form="coqa"), tmp_path, "x.json", json.dumps({"data": [STORY]}))
