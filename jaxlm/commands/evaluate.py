@@ -157,6 +157,7 @@ def print_result(result: dict[str, Any]) -> None:
                          ("groups", "groups of rows (those that share texts are resampled together)"),
                          ("documents", "documents to find"),
                          ("unlabelled", "without a label and not scored"),
+                         ("unread", "words beyond --data.length and so not read (raise it)"),
                          ("unseen", "with a label that training had not seen and scored as wrong")):
         counts += f", {result[name]:,} {remark}" if name in result else ""
     counts += f", threshold {result['threshold']:g}" if "threshold" in result else ""

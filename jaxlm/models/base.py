@@ -82,7 +82,7 @@ class FineTuning(NamedTuple):
     template: Template
     """Special symbols around a task's texts."""
     answer_template: Template | None = None
-    """Template for answers in passages, if `template` ends without a symbol that can mean "no answer"."""
+    """Template of a question ($A) and its passage ($B), if it is another one: it has a symbol for "no answer"."""
     activation: PlainActivation | Literal["tanh"] | None = "tanh"
     """Activation of the dense layer between the summary and the classifier; None without such a layer."""
     use_bias: bool = True

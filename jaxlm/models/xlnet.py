@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxlm.errors import UserError
 from jaxlm.fields import field
-from jaxlm.models.base import Inputs, UncachedState, UncachedWriter
+from jaxlm.models.base import FineTuning, Inputs, UncachedState, UncachedWriter
 from jaxlm.models.layers.config import StackConfig, TransformerConfig, kernel_init, transformer_sizes
 from jaxlm.models.layers.dropout import dropout, module_key
 from jaxlm.models.layers.embeddings import EmbeddingTable
@@ -69,6 +69,11 @@ class Xlnet(TransformerConfig, UncachedWriter):
         super().__post_init__()
         if self.hidden_size % 2:
             raise UserError(f"objective.model.hidden_size is {self.hidden_size}; relative positions need an even one.")
+
+    @property
+    def fine_tuning(self) -> FineTuning:
+        # The passage is first, as in the official run_squad.py: in pretraining the second text is never the longer one.
+        return FineTuning(self.template, dataclasses.replace(self.template, pair="$B sep $A:1 sep:1 cls:2"))
 
     @property
     def stack(self) -> StackConfig:

@@ -198,6 +198,9 @@ class Answers(Task):
 
     no_answer: bool = False
     """Whether a passage may hold no answer (SQuAD 2.0)."""
+    null_threshold: float = field(0.0, resumable=True, compare=False)
+    """Difference between the scores of no answer and of the best one above which there is none, such as
+    `best_f1_threshold` of an evaluation on other rows."""
     kinds: bool = field(False, weights=True)
     """Predict also whether the answer is yes, no or unknown (CoQA)."""
     window_stride: int = field(128, range="[1, inf)")
@@ -215,8 +218,18 @@ class Answers(Task):
     longest_text = 48
     gold_value = "answers"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.null_threshold and (self.kinds or not self.no_answer):
+            raise UserError("objective.null_threshold is for SQuAD 2.0; add --objective.no-answer True, without kinds.")
+
     def template_for(self, vocabulary: Vocabulary | None) -> Template:
         return (self.fine_tuning.answer_template or self.fine_tuning.template).for_vocabulary(vocabulary)
+
+    @property
+    def text_template(self) -> Template:
+        # Transformers' scripts give a tokenizer that pads on the left the passage as its first text.
+        return super().template_for(self.vocabulary) if self.template.padding_side == "left" else self.template
 
     @property
     def num_logits(self) -> int:
@@ -322,7 +335,7 @@ class Answers(Task):
         nulls = [float(output["start"][example.notes.null] + output["end"][example.notes.null])
                  for example, output in parts]
         null = min(nulls) - best
-        answer = "" if self.no_answer and null > 0 else text
+        answer = "" if self.no_answer and null > self.null_threshold else text
         if self.kinds:
             # An answer is in some window if there is one; unknown holds for all windows.
             logits = np.stack([output["kind"] for _, output in parts])
@@ -339,6 +352,11 @@ class Answers(Task):
             return measure(text, [gold for gold in golds if normalize(gold)])
         # In the scripts of SQuAD 1.1 and MLQA two texts without words have no word in common.
         return measure(text, golds) if name == "exact_match" or normalize(text) else 0.0
+
+    def gold_remarks(self, records: Sequence[Record]) -> list[str]:
+        count = 0 if self.no_answer or self.kinds else sum(record.values["answers"] == [] for record in records)
+        return [f"{count:,} questions have no answer, and every answer to them counts as wrong; for SQuAD 2.0 add "
+                "--objective.no-answer True"] * bool(count)
 
     def row_figures(self, gold: Any, answer: Answer) -> dict[str, float]:
         return {name: self._measure(name, answer.prediction, gold) for name in ("exact_match", "f1")}

@@ -172,7 +172,12 @@ class Task(Objective):
         return self.with_labels(labelled, data.class_names())
 
     def remarks(self, source: LabelledSource, length: int) -> list[str]:
-        return row_remarks(self, source) + source.cut_remarks(self, length)
+        lines = row_remarks(self, source) + source.cut_remarks(self, length)
+        return lines + self.gold_remarks(source.records["train"])
+
+    def gold_remarks(self, records: Sequence[Record]) -> list[str]:
+        """Return lines about right answers that the task cannot give; none by default."""
+        return []
 
     def num_examples(self, source: LabelledSource, length: int) -> int:
         return len(source.examples("train", self, length))
@@ -182,7 +187,7 @@ class Task(Objective):
         if label not in self.labels:
             raise UserError(
                 f"{record.place}: the label {label!r:.60} is not one of the training rows' "
-                f"({', '.join(self.labels):.300}); fix or remove the row."
+                f"({', '.join(self.labels):.300}); fix or remove the row, or name all labels with --objective.labels."
             )
         return self.labels.index(label)
 

@@ -168,8 +168,9 @@ def answer_rows(evaluation: Evaluation, report: Report = print) -> AnsweredRows:
     if unseen:
         source = LabelledSource(source.tokenizer, {"held_out": readable}, data.buckets)
     source.examples("held_out", task, data.length)
-    if (unknown := source.unknown) and jax.process_index() == 0:
-        report(unknown)
+    for line in filter(None, [source.unknown, *task.gold_remarks(records)]):
+        if jax.process_index() == 0:
+            report(line)
     answers = task.answers(params, source, data.length, batch_size)
     return AnsweredRows(task, records, golds, answers, unseen, skipped)
 

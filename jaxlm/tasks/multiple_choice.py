@@ -34,8 +34,8 @@ class ChoiceRows(TableData):
     choices_fields: str = "choices"
     """Columns of the choices, separated by commas; or of JSON one list, of texts or of objects with `text`."""
     label_field: str = "label"
-    """Column of the right choice: its number from 0, or its `label` among the objects, which predictions then use
-    too; empty for a file whose labels are to be predicted."""
+    """Column of the right choice: its number from 0 or its letter (A, B, …), or its `label` among the objects, which
+    predictions then use too; empty for a file whose labels are to be predicted."""
 
     def columns(self) -> list[str]:
         columns = [*self.text_field.split(","), *self.choices_fields.split(",")]
@@ -51,6 +51,8 @@ class ChoiceRows(TableData):
         texts = [text_of(item.get("text"), place, self.choices_fields) for item in choices]
         keys = [text_of(name, place, f"{self.choices_fields}.label", LABELS) for name in names]
         label = row.label(self.label_field)
+        if not any("label" in item for item in choices):
+            label = dict(zip(LETTERS, keys, strict=False)).get(label, label)
         if len(set(keys)) < len(keys):
             raise UserError(f"{place}: two choices have the same label, of {', '.join(keys)}; give each its own.")
         if label is not None and label not in keys:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Self
 
 import jax
@@ -13,14 +13,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from jaxlm.data import arrow_source
 from jaxlm.data.labelled import Arrays, EncodedExample, LabelledData, Record, row_or_error
-from jaxlm.data.readers import read_lines
+from jaxlm.data.readers import Columns, read_lines
+from jaxlm.data.rows import kind_of
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.objectives.base import Line, Term, Terms
 from jaxlm.objectives.losses import cross_entropy
 from jaxlm.tasks import metrics
 from jaxlm.tasks.base import NO_LABEL, Answer, Task, text_arrays
+from jaxlm.tasks.tables import TableRow, read_table
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.types import Params
 
@@ -29,12 +32,12 @@ BLANK = " \t\r\n"
 
 @dataclasses.dataclass(frozen=True)
 class TagRows(LabelledData):
-    """Sentences of words with tags, from CoNLL or CoNLL-U.
+    """Sentences of words with tags, from CoNLL or CoNLL-U, or from rows that have a list of each.
 
-    There is one word per line, in columns separated by tabs or by spaces, and a blank line between sentences. Comments,
-    lines with "-DOCSTART-", and in CoNLL-U ranges ("3-4") and empty words ("8.1") are skipped. A comment begins with
-    "# " before a sentence. Between spaces it differs from the word "#" by its number of columns, or is "# key = value".
-    "-DOCSTART-" and "# newdoc" begin a document.
+    Rows are those of JSON, .parquet, `tfds:` and `hf:`. Other files have one word per line, in columns separated by
+    tabs or by spaces, and a blank line between sentences. Comments, lines with "-DOCSTART-", and in CoNLL-U ranges
+    ("3-4") and empty words ("8.1") are skipped. A comment begins with "# " before a sentence. Between spaces it differs
+    from the word "#" by its number of columns, or is "# key = value". "-DOCSTART-" and "# newdoc" begin a document.
     """
 
     label_flag = "--data.tag-column"
@@ -45,8 +48,34 @@ class TagRows(LabelledData):
     """Place of the tag in a line, from 1; None: the last column; 0 for a file whose tags are to be predicted."""
     has_ids: bool = False
     """Whether the first column numbers the words, as in CoNLL-U."""
+    words_field: str = "tokens"
+    """Column of the list of words, in rows."""
+    tags_field: str = "ner_tags"
+    """Column of the list of tags, in rows; it is not read if `tag_column` is 0."""
 
     def read(self, path: str) -> Iterator[Record | UserError]:
+        return self._rows(path) if kind_of(path) in ("json", "parquet", "tfds", "hf") else self._sentences(path)
+
+    def _rows(self, path: str) -> Iterator[Record | UserError]:
+        fields = [self.words_field, *([] if self.tag_column == 0 else [self.tags_field])]
+        columns = Columns(fields, "Choose columns with --data.words-field and --data.tags-field, or, for rows without "
+                                  "tags, --data.tag-column 0")
+        tags = arrow_source.open_dataset(path, columns).features.get(self.tags_field) if path[:3] == "hf:" else None
+        names = dict(enumerate(getattr(getattr(tags, "feature", None), "names", ())))
+        for number, row in enumerate(read_table(path, columns)):
+            yield row if isinstance(row, UserError) else row_or_error(self._record, str(number), row, names)
+
+    def _record(self, name: str, row: TableRow, names: Mapping[int, str]) -> Record:
+        """Return the record of a row; `names` are those of tags that are class numbers."""
+        words, tags = (row.values.get(field) for field in (self.words_field, self.tags_field))
+        if not (isinstance(words, list) and (tags is None or (isinstance(tags, list) and len(tags) == len(words)))):
+            raise UserError(f"{row.place}: {self.words_field!r} and {self.tags_field!r} are no two lists of one "
+                            "length; give a list of words and one with the tag of each.")
+        texts = row.texts(self.words_field)
+        tags = tags and [names.get(tag, text) for tag, text in zip(tags, row.labels(self.tags_field), strict=True)]
+        return Record(name, row.place, {"words": texts, "tags": tags}, (" ".join(texts),))
+
+    def _sentences(self, path: str) -> Iterator[Record | UserError]:
         layout = next(map(_layout, _word_lines(path)), None)
         tag_column = max(2, layout[1] if layout else 0) if self.tag_column is None else self.tag_column
         number = document = 0
@@ -190,7 +219,12 @@ class Tagging(Task):
         is_word = example.arrays["labels"] >= 0
         tags = [self.labels[tag] for tag in output["tags"][: len(is_word)][is_word]]
         missing = len(record.values["words"]) - len(tags)  # words beyond the sequence length
-        return Answer(tags + [self.filler] * missing, {})
+        return Answer(tags + [self.filler] * missing, {"unread": missing} if missing else {})
+
+    def details(self, golds: Sequence[Any], answers: Sequence[Answer]) -> dict[str, Any]:
+        """Return `unread`, the number of words beyond the sequence length, if there are any."""
+        unread = sum(answer.scores.get("unread", 0) for answer in answers)
+        return {"unread": unread} if unread else {}
 
     def score(self, golds: Sequence[Any], answers: Sequence[Answer]) -> dict[str, float]:
         """Return the F1 of whole entities first, by which --sweep chooses, if tags mark entities."""

@@ -126,10 +126,15 @@ class TextToText(Task):
         examples = source.examples("train", self, length)
         num_full = sum(np.sum(one.arrays["weights"] > 0) >= self.max_target for one in examples)
         line = f"{num_full:,} of {len(examples):,} answers reach --objective.max-target {self.max_target} and end there"
-        return row_remarks(self.kind or self, source) + source.cut_remarks(self, length) + [line] * bool(num_full)
+        lines = row_remarks(self.kind or self, source) + source.cut_remarks(self, length) + [line] * bool(num_full)
+        return lines + self.gold_remarks(source.records["train"])
+
+    def gold_remarks(self, records: Sequence[Record]) -> list[str]:
+        lines = self.kind.gold_remarks(records) if self.kind else ()
+        return [line.replace("--objective.", "--objective.kind.") for line in lines]
 
     def check(self, vocabulary: Vocabulary, length: int) -> None:
-        for name in ("both_orders", "lm_coefficient", "teacher", "threshold"):
+        for name in ("both_orders", "lm_coefficient", "teacher", "threshold", "null_threshold"):
             if getattr(self.kind, name, None):
                 raise UserError(
                     f"{name} is for a classifier, and {type(self.model).__name__} writes its answers here; leave the "

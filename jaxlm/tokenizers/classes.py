@@ -198,9 +198,12 @@ def other_settings(folder: epath.Path) -> dict[str, Any]:
 
 def num_separators(post_processor: Mapping[str, Any]) -> int:
     """Return the number of separators that a post-processor of a `tokenizer.json` puts between two texts."""
-    texts = [i for i, part in enumerate(post_processor.get("pair", ())) if "Sequence" in part]
+    steps = post_processor.get("processors", [post_processor])
+    pair = next((step["pair"] for step in steps if "pair" in step), ())
+    texts = [i for i, part in enumerate(pair) if "Sequence" in part]
     known = {"BertProcessing": 1, "RobertaProcessing": 2}
-    return texts[1] - texts[0] - 1 if len(texts) == 2 else known.get(post_processor.get("type", ""), 0)
+    return texts[1] - texts[0] - 1 if len(texts) == 2 else max(
+        (known.get(step.get("type"), 0) for step in steps), default=0)
 
 
 def _content(token: Any) -> str:

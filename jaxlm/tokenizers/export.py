@@ -56,8 +56,8 @@ def export(tokenizer: Tokenizer, folder: str | os.PathLike[str], template: Templ
 
 
 def _post_processor(template: Template, tokenizer: Tokenizer, names: dict[str, str]) -> dict[str, Any] | None:
+    byte_level = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False, "use_regex": True}
     if not template.pair:
-        byte_level = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False, "use_regex": True}
         return byte_level if tokenizer.is_byte_level else None
 
     def pieces(sequence: str) -> list[dict[str, Any]]:
@@ -69,7 +69,13 @@ def _post_processor(template: Template, tokenizer: Tokenizer, names: dict[str, s
     used = sorted({name for name, _ in parts(template.pair) if not name.startswith("$")})
     names = names | {name: tokenizer.piece(int(name[1:])) for name in used if name.startswith("#")}
     special = {names.get(name, name): symbol_id(tokenizer.vocabulary, name) for name in used}
-    return {
+    step = {
         "type": "TemplateProcessing", "single": pieces(template.single or "$A"), "pair": pieces(template.pair),
         "special_tokens": {name: {"id": name, "ids": [i], "tokens": [name]} for name, i in special.items()},
     }
+    if not (tokenizer.is_byte_level and " sep sep " in template.pair):
+        return step
+    # RoBERTa's RobertaProcessing: a token's offsets begin after its space.
+    is_prefixed = '"add_prefix_space": true' in json.dumps(tokenizer.to_json()["pre_tokenizer"])
+    byte_level |= {"add_prefix_space": is_prefixed, "trim_offsets": True}
+    return {"type": "Sequence", "processors": [byte_level, step]}

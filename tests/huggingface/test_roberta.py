@@ -144,7 +144,10 @@ def test_tokenizer_and_masks(tokenizer, tmp_path):
     model = read_json(out / "tokenizer.json")["model"]
     merges = [tuple(merge) for merge in model["merges"]]
     class_of_theirs = transformers.RobertaTokenizer(vocab=model["vocab"], merges=merges)
-    assert class_of_theirs(first, second)["input_ids"] == theirs(first, second)["input_ids"]
+    for texts in (first, second), (f"  {second}", f"\n{first}  "):
+        found, wanted = (each(*texts, return_offsets_mapping=True) for each in (theirs, class_of_theirs))
+        assert found["input_ids"] == wanted["input_ids"] and found["offset_mapping"] == wanted["offset_mapping"]
+    assert Tokenizer.load(out).vocabulary.separators == 2
     assert (theirs.pad_token_id, theirs.mask_token, theirs.model_max_length) == (1, "<mask>", 40)
     answers = [fill_mask(PretrainedModel(objective, params, tokenizer), [text], 3)[0]
                for text in ("aks the [MASK], ka", "aks the<mask>, ka")]

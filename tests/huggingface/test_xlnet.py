@@ -15,6 +15,7 @@ import transformers
 from jaxlm.analysis.recipes import RECIPES
 from jaxlm.config.experiment import OptimizerConfig, TrainConfig
 from jaxlm.config.presets import load_preset
+from jaxlm.data.labelled import Record
 from jaxlm.errors import UserError
 from jaxlm.huggingface import ModelCard, export_folder, import_folder
 from jaxlm.huggingface.xlnet import FAMILY
@@ -24,6 +25,7 @@ from jaxlm.models.xlnet import Xlnet
 from jaxlm.objectives.base import total_loss
 from jaxlm.objectives.permutation_lm import PermutationLM
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
+from jaxlm.tasks.answers import Answers
 from jaxlm.tokenizers.export import export
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.training import train_tokenizer
@@ -266,6 +268,23 @@ def test_tokenizer(tokenizer, tmp_path):
     assert pair["input_ids"] == [*a, v.sep, *b, v.sep, v.cls]
     assert pair["token_type_ids"] == [0] * (len(a) + 1) + [1] * (len(b) + 1) + [2]
     assert theirs([first, second], padding=True)["input_ids"][1][0] == v.pad
+
+
+def test_answers_read_the_passage_first(tokenizer, tmp_path):
+    """Passage, sep, question, sep, cls, in segments 0, 1 and 2, as the official run_squad.py."""
+    task = Answers(model=Xlnet(hidden_size=8, num_layers=1, num_heads=2, intermediate_size=8))
+    task, v = task.bind(tokenizer.vocabulary, 48), tokenizer.vocabulary
+    passage, question = "aks the tree,", "ka"
+    a, b = tokenizer.encode(passage), tokenizer.encode(question)
+    for start, text, kind in (4, "the", "span"), (-1, "", "unknown"):
+        values = {"passage": passage, "question": question, "start": start, "text": text, "kind": kind}
+        (example,) = task.encode([Record("0", "here", values, ())], tokenizer, 48)
+        ids, span = example.arrays["input_ids"].tolist(), slice(example.arrays["start"], example.arrays["end"] + 1)
+        assert ids == [*a, v.sep, *b, v.sep, v.cls]
+        assert example.arrays["token_type_ids"].tolist() == [0] * (len(a) + 1) + [1] * (len(b) + 1) + [2]
+        assert text in tokenizer.decode(ids[span]) if text else ids[span] == [v.cls]
+    export(tokenizer, tmp_path, task.text_template, 48)
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path)(passage, question)["input_ids"] == ids
 
 
 @pytest.mark.parametrize("key, value", [

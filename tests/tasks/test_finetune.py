@@ -431,7 +431,7 @@ def test_refusals_before_rows_are_read(models, tmp_path, capsys, monkeypatch):
 
 MISTAKES = {
     "label": ("classify", "text\tlabel\na\tx\nb\ty\nc\tx\nd\ty\n", "text\tlabel\nred\tz\n",
-              r"dev.tsv, line 2: the label 'z' is not one of the training rows' \(x, y\)"),
+              r"dev.tsv, line 2: the label 'z' is not one of the training rows' \(x, y\); .*--objective\.labels"),
     "column": ("classify", "words\tlabel\na\tx\n", None, "line 1: there is no column 'text'; it has 'words', 'label'"),
     "short row": ("classify", "text\tlabel\na\tx\nb\n", None, "line 3 has 1 column instead of 2"),
     "number": ("pair", "text\ttext_pair\tlabel\na\tb\t1.5\nc\td\tmany\n" * 4, None, "the label 'many' is no number"),

@@ -15,6 +15,8 @@ from jaxlm.data.labelled import EncodedExample, LabelledSource, Record
 from jaxlm.errors import UserError
 from jaxlm.models.bert import Bert
 from jaxlm.models.t5 import T5
+from jaxlm.tasks.answers import AnswerRows, Answers
+from jaxlm.tasks.base import Answer
 from jaxlm.tasks.classification import Classification, TextRows
 from jaxlm.tasks.evaluate import Evaluation, answer_rows, evaluate
 from jaxlm.tasks.metrics import class_details
@@ -24,6 +26,7 @@ from jaxlm.tasks.text_to_text import TextToText
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from tests.data.stand_ins import ByteTokenizer
+from tests.tasks.rows import squad
 
 
 def test_rows_that_are_also_trained_on_are_counted(tmp_path):
@@ -86,6 +89,22 @@ def test_evaluation_scores_rows_with_a_label(kind, data, text, accuracy, counts,
     assert ("predicted as 'y'" in said and "--sweep optimizer.learning-rate=" in said) == (kind is Classification)
 
 
+def test_words_that_are_not_read_are_counted(tmp_path, capsys):
+    (tmp_path / "x.conll").write_text("a y\nb x\n\nc y\n" + "d x\n" * 16)
+    task = type("CannedTags", (Canned, Tagging), {})(model=Bert(), labels=("x", "y"))
+    data = TagRows(dev=str(tmp_path / "x.conll"), length=16)
+    task, rows = task.bind_unchecked(Vocabulary.stand_in(300)), data.open(ByteTokenizer())
+    (example,) = task.encode(rows.records["held_out"][1:], ByteTokenizer(), 16)
+    unread = 17 - (example.arrays["labels"] >= 0).sum()
+    found = evaluate(Evaluation(task, {}, rows, data, 4), tmp_path / "out.jsonl")
+    assert found["unread"] == unread > 0
+    print_result(found)
+    assert f", {unread} words beyond --data.length and so not read" in capsys.readouterr().out
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [line.get("unread") for line in lines] == [None, unread]
+    assert lines[1]["prediction"] == ["y"] * (17 - unread) + ["x"] * unread
+
+
 class PairsOfTexts:
     """A row encoder of two texts a row."""
 
@@ -116,6 +135,24 @@ def test_remarks_about_rows():
     ]
     assert source.cut_remarks(PairsOfTexts, 12) == ["1 of 3 rows reach --data.length 12; longer texts are cut there"]
     assert source.cut_remarks(PairsOfTexts, 30) == []
+
+
+def test_questions_without_an_answer_are_counted(tmp_path, capsys):
+    """In training and in evaluation, unless the task can say that there is none."""
+    data, (told,) = AnswerRows(dev=str(tmp_path / "x.json"), length=64), Answers().gold_remarks([
+        Record(str(i), "x", {"answers": golds}, ()) for i, golds in enumerate((["red"], [], None, []))])
+    assert told.startswith("2 questions have no answer, and every") and told.endswith("--objective.no-answer True")
+    (tmp_path / "x.json").write_text(json.dumps(squad(answers=[])))
+    for changes, told in ({}, "1 questions have no answer"), ({"no_answer": True}, ""), ({"kinds": True}, ""):
+        own = {"encode": lambda *_: [], "answers": lambda *_: [Answer("red", {})]}
+        task = type("Empty", (Answers,), own)(model=Bert(), **changes)
+        task, rows = task.bind_unchecked(Vocabulary.stand_in(300)), data.open(ByteTokenizer())
+        answer_rows(Evaluation(task, {}, rows, data, 4))
+        assert capsys.readouterr().out.startswith(told) if told else not capsys.readouterr().out
+        rows = LabelledSource(ByteTokenizer(), {"train": rows.records["held_out"]}, True)
+        assert any(line.startswith("1 questions") for line in task.remarks(rows, 64)) == bool(told)
+        written = TextToText(model=T5(), kind=task, max_target=8).bind(Vocabulary.stand_in(300), 64)
+        assert ("--objective.kind.no-answer" in written.remarks(rows, 64)[-1]) == bool(told)
 
 
 def test_answers_that_reach_the_longest_are_counted():

@@ -123,6 +123,21 @@ def test_choices_have_the_names_of_the_data(tmp_path):
     assert [task.from_text(row, text) for text in ("A", "C", "", "AB")] == ["A", None, None, None]
 
 
+def test_the_letter_of_a_choice_without_a_name(tmp_path):
+    """As RACE has it."""
+    data = ChoiceRows(choices_fields="options", label_field="answer")
+    row = {"text": "a", "options": ["b", "c", "d"]}
+    for label, number in ("B", 1), ("1", 1), (2, 2), (None, None):
+        (found,) = read(data, tmp_path, "x.jsonl", json.dumps(row | {"answer": label}))
+        assert found.values["label"] == number and MultipleChoice().gold(found) == number
+    for row["answer"] in "D", "AB", "b":
+        with pytest.raises(UserError, match="is none of the choices 0, 1, 2"):
+            read(data, tmp_path, "x.jsonl", json.dumps(row))
+    row |= {"answer": "B", "options": [{"text": "a", "label": "x"}, {"text": "b", "label": "y"}]}
+    with pytest.raises(UserError, match="is none of the choices x, y"):
+        read(data, tmp_path, "x.jsonl", json.dumps(row))
+
+
 @pytest.mark.parametrize(("kind", "prediction"), list(enumerate(["house", "yes", "no", "unknown"])))
 def test_the_best_span_is_kept_beside_another_answer(kind, prediction, tmp_path):
     (row,) = read(AnswerRows(form="coqa"), tmp_path, "x.json", json.dumps({"data": [STORY]}))
@@ -130,6 +145,11 @@ def test_the_best_span_is_kept_beside_another_answer(kind, prediction, tmp_path)
     output = {"start": np.array([-9.0, 0, 0, 5]), "end": np.array([-9.0, 0, 0, 5]), "kind": np.eye(4)[kind]}
     answer = Answers(kinds=True, no_answer=True).answer(row, [(EncodedExample(0, {}, window), output)])
     assert answer == (prediction, {"best": "house", "null": -28.0})
+    for threshold, text in (-28.0, "house"), (-28.5, ""):
+        task = Answers(no_answer=True, null_threshold=threshold)
+        assert task.answer(row, [(EncodedExample(0, {}, window), output)]) == (text, {"best": "house", "null": -28.0})
+    with pytest.raises(UserError, match=r"null_threshold is for SQuAD 2\.0"):
+        Answers(null_threshold=1.0)
     nothing = Window(2, 0, np.zeros((0, 2), int), np.zeros(0, bool))
     assert Answers().answer(row, [(EncodedExample(0, {}, nothing), output)]).prediction == ""
 
@@ -218,6 +238,26 @@ def test_rows_of_squad_are_those_of_its_json(tmp_path):
     with pytest.raises(UserError, match=r"no column 'question'; it has 'text'.*Give SQuAD's .json"):
         datasets.Dataset.from_dict({"text": ["a"]}).to_parquet(tmp_path / "other.parquet")
         list(AnswerRows().read(str(tmp_path / "other.parquet")))
+
+
+def test_tags_of_words_are_rows_of_two_lists(tmp_path):
+    """As the library `datasets` has them, with class numbers and their names, in every format that it writes."""
+    datasets = pytest.importorskip("datasets")
+    names = ["O", "B-ORG", "I-ORG"]
+    rows = {"tokens": [["EU", "rejects"], ["New", "EU", "plan"]], "ner_tags": [[1, 0], [0, 1, 2]]}
+    tags = datasets.List(datasets.ClassLabel(names=names))
+    features = datasets.Features({"tokens": datasets.List(datasets.Value("string")), "ner_tags": tags})
+    data = datasets.Dataset.from_dict(rows, features)
+    data.save_to_disk(tmp_path / "saved")
+    data.to_parquet(tmp_path / "rows.parquet")
+    data.to_json(tmp_path / "lines.jsonl")
+    for path in (f"hf:{tmp_path / 'saved'}", str(tmp_path / "rows.parquet"), str(tmp_path / "lines.jsonl")):
+        found, _ = good_rows(TagRows(), path)
+        assert [row.values["words"] for row in found] == rows["tokens"]
+        shown = names if path.startswith("hf:") else ["0", "1", "2"]
+        assert [row.values["tags"] for row in found] == [[shown[tag] for tag in tags] for tags in rows["ner_tags"]]
+    (record,) = read(TagRows(tag_column=0, words_field="w"), tmp_path, "x.json", '[{"w": ["EU", 1], "ner_tags": "?"}]')
+    assert record.values == {"words": ["EU", "1"], "tags": None} and record.texts == ("EU 1",)
 
 
 def test_an_array_of_json_is_rows(tmp_path):
