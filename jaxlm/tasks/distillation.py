@@ -111,12 +111,11 @@ class DistilledClassification(Classification):
 
     def loss(self, params: Params, example: Arrays, key: jax.Array, train: bool) -> Terms:
         teacher, weights, inputs = self.constants, self.weights(example), flat_inputs(example)
-        keys = jax.random.split(key) if train else (None, None)
+        key, hidden = key if train else None, None
         if self.layer_weight:  # the logits follow from the same forward pass
-            states = self.model.layer_states(params, inputs, key=keys[0])
-            ours = self.classify(params, self.before_classifier(params, states[0][-1][:, 0], keys[1]))
-        else:
-            ours = self.row_logits(params, self.pooled(params, example, key if train else None))
+            states = self.model.layer_states(params, inputs, key=jax.random.split(key)[0] if train else None)
+            hidden = states[0][-1]
+        ours = self.row_logits(params, self.pooled(params, example, key, hidden))
         terms = self.label_terms(ours, example["label"], weights)
         terms["task_loss"] = terms["task_loss"]._replace(coefficient=self.hard_weight)
         if self.soft_weight:
