@@ -187,6 +187,13 @@ def test_a_teacher_as_torch():
     assert terms["task_loss"].coefficient == pytest.approx(0.3)
     assert {"hidden_loss", "attention_loss"} <= terms.keys()
     assert all(float(jnp.abs(leaf).max()) == 0 for leaf in jax.tree.leaves(flow))
+    # A teacher whose classes stand in another order teaches the same.
+    order = [2, 0, 1]
+    turned = dataclasses.replace(teacher, labels=tuple(teacher.labels[i] for i in order))
+    head = theirs | {"classifier": jax.tree.map(lambda x: x[..., jnp.array(order)], theirs["classifier"])}
+    other = student.load_constants(student.vocabulary, lambda path: PretrainedModel(turned, head))
+    again = jax.jit(student.bind(VOCABULARY, 24, None, other).loss, static_argnums=3)(params, batch, None, False)
+    assert float(again["soft_loss"].total) == pytest.approx(float(terms["soft_loss"].total), rel=1e-5)
     # With layers the student runs once: its logits follow from the layers' states.
     class Once(Bert):
         def hidden_states(self, *_, **__):
@@ -220,7 +227,7 @@ def test_a_student_that_is_its_teacher_has_its_logits_with_layers_too(family, po
 
 
 WRONG_TEACHERS = {
-    "not fine-tuned on the labels": dict(labels=("a", "b")),
+    "not fine-tuned on the labels a, b, c: it has a, b;": dict(labels=("a", "b")),
     "12 positions (the student 24); choose another teacher": dict(model=Bert(**SIZES, max_positions=12)),
     "rows with a pair in both orders": dict(both_orders=True),
     "several labels per row": dict(target="labels"),
