@@ -3,8 +3,10 @@
 Command:     jaxlm finetune configs/tasks/distil.py --init-from STUDENT --objective.teacher FINE_TUNED \
                  --data.source train.tsv --data.dev dev.tsv --run-dir runs/distilled
 Data:        as for classify.py; the teacher's own columns
-Recipe:      TinyBERT: first the layers, with --objective.layer-weight 1 --objective.soft-weight 0 (batch 32, learning
-             rate 5e-5, 10 epochs); then from that run the predictions, as here (learning rate 3e-5, 3 epochs).
+Recipe:      TinyBERT: first the layers, with --objective.layer-weight 1 --objective.soft-weight 0 --optimizer.schedule
+             constant --optimizer.warmup-share 0 (batch 32, learning rate 5e-5, 10 epochs); then from that run the
+             predictions, as here (learning rate 3e-5, 3 epochs). The published results are of augmented rows
+             (data_augmentation.py of the released code), which are not made here.
              DistilBERT: --objective.temperature 2 --objective.hard-weight 1
 """
 

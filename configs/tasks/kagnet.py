@@ -3,7 +3,8 @@
 Command:     jaxlm finetune configs/tasks/kagnet.py --init-from RUN_OR_HF_DIR --data.source train.jsonl \
                  --data.dev dev.jsonl --objective.graph conceptnet.tsv --objective.vectors VECTORS --run-dir runs/kagnet
 Data:        CommonsenseQA's own JSON lines. `python -m jaxlm.knowledge.concept_graph ASSERTIONS conceptnet.tsv`
-             prepares ConceptNet; VECTORS is what configs/transe_tiny.py exports for it. Needs the extra [knowledge].
+             prepares ConceptNet; VECTORS is what configs/transe_tiny.py exports for it, trained with --train.epochs 30,
+             since its 600 steps are for a smaller graph. Needs the extra [knowledge].
 Parameters:  those of the encoder, 696,374 with statement vectors of width 1024, and the tables of the graph
 Recipe:      batches of 50 questions, 15 epochs, margin 0.2, Adam 1e-3; decoupled weight decay where the official code
              has an L2 term, and no AMSGrad. The encoder is frozen, as published; --objective.train-encoder True wants

@@ -57,12 +57,16 @@ class EntityAutoencoder(MaskedLM, ReadsEntities):
         require_shares(self, "random_entity_share", "dropped_entity_share")
 
     def with_pretrained_model(self, source: PretrainedModel) -> Self:
-        """Return a copy with the pretrained model; a BERT gives all that it has in common with an ERNIE."""
+        """Return a copy with the pretrained model; a BERT gives all that it has in common with an ERNIE.
+
+        Of a BERT with fewer layers than the preset, the last two read entities.
+        """
         pretrained = source.objective.model
         if type(pretrained) is Bert:
             common = [f.name for f in dataclasses.fields(Bert) if not marks_of(f) & {"recipe", "resumable"}]
-            model = dataclasses.replace(self.model, **{name: getattr(pretrained, name) for name in common})
-            return dataclasses.replace(self, model=model)
+            text_layers = max(1, min(self.model.num_text_layers, pretrained.num_layers - 2))
+            values = {name: getattr(pretrained, name) for name in common} | {"num_text_layers": text_layers}
+            return dataclasses.replace(self, model=dataclasses.replace(self.model, **values))
         return super().with_pretrained_model(source)
 
     def num_entity_slots(self, length: int) -> int:

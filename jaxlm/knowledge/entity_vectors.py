@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Self
 
 import jax
@@ -21,6 +22,7 @@ from jaxlm.knowledge.knowledge_graph import read_vectors
 from jaxlm.models.base import Inputs
 from jaxlm.objectives.base import Constants, Example, Objective
 from jaxlm.objectives.pretrained import PretrainedModel
+from jaxlm.paths import file_state
 from jaxlm.tokenizers.vocabulary import Vocabulary
 
 
@@ -52,16 +54,9 @@ class ReadsEntities(Objective):
         if not self.model.entity_width:
             return ()
         self._require_folder()
-        names, vectors = read_vectors(self.entities)
-        width = self.model.entity_width
-        if vectors.shape[1] != width:
-            raise UserError(
-                f"{self.entities} has vectors of {vectors.shape[1]} numbers, but objective.model.entity_hidden_size is "
-                f"{width}; set it to {vectors.shape[1]}, or choose other vectors."
-            )
-        digest = hashlib.sha256("\n".join(names).encode()).digest()
-        table = np.concatenate([np.zeros((1, width), np.float32), vectors])
-        return {"vectors": table, "names": np.frombuffer(digest, np.uint32)}
+        files = [path for path in sorted(Path(self.entities).glob("*")) if path.is_file()]
+        state = tuple((path.name, *file_state(str(path))) for path in files)
+        return _table(self.entities, self.model.entity_width, state)
 
     def constant_shapes(self, vocabulary: Vocabulary, load: Callable[[str], PretrainedModel]) -> Constants:
         if self.entities or not self.model.entity_width:
@@ -95,6 +90,20 @@ class ReadsEntities(Objective):
                 "objective.entities is empty; give --objective.entities the folder of a knowledge graph's vectors "
                 "(entity2id.txt, and vectors.safetensors or entity2vec.vec)."
             )
+
+
+@functools.lru_cache(1)  # a task asks at every evaluation
+def _table(folder: str, width: int, state: tuple[Any, ...]) -> Constants:
+    """Return what `ReadsEntities.entity_table` does, read again if the `state` of the folder's files changes."""
+    names, vectors = read_vectors(folder)
+    if vectors.shape[1] != width:
+        raise UserError(
+            f"{folder} has vectors of {vectors.shape[1]} numbers, but objective.model.entity_hidden_size is {width}; "
+            f"set it to {vectors.shape[1]}, or choose other vectors."
+        )
+    digest = hashlib.sha256("\n".join(names).encode()).digest()
+    table = np.concatenate([np.zeros((1, width), np.float32), vectors])
+    return {"vectors": table, "names": np.frombuffer(digest, np.uint32)}
 
 
 @functools.lru_cache(1)

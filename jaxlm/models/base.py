@@ -223,18 +223,21 @@ class Model:
         raise NotImplementedError
 
     def summary(
-        self, params: Params, inputs: Inputs, *, key: jax.Array | None = None, pad: int = -1
+        self, params: Params, inputs: Inputs, *, key: jax.Array | None = None, pad: int = -1,
+        hidden: Float[Array, "batch length width"] | None = None,
     ) -> Float[Array, "batch width"]:
         """Return one vector per text: the hidden state of its first or last token, or the mean of all tokens.
 
         The last token is the last one but `pad`, as in Transformers, where that may be the end symbol of the text too.
+        `hidden` are the last hidden states, if they are known.
         """
         mask = jnp.ones_like(inputs.ids) if inputs.mask is None else inputs.mask
         if self.summary_token == "mean":
-            return mean_of_tokens(self.hidden_states(params, inputs, key=key), mask)
+            return mean_of_tokens(self.hidden_states(params, inputs, key=key) if hidden is None else hidden, mask)
         at = last_place(mask * (inputs.ids != pad))
         at = jnp.zeros_like(at) if self.summary_token == "first" else at
-        return self.hidden_states(params, inputs, key=key, at=at)[:, 0]
+        states = self.hidden_states(params, inputs, key=key, at=at) if hidden is None else at_positions(hidden, at)
+        return states[:, 0]
 
     def forward_flops(self, length: int, predicted: int = 0) -> float:
         """Return the FLOPs of one sequence's forward pass, with `predicted` positions in the output layer.

@@ -315,8 +315,8 @@ def _backward(_, __, gradients, cotangents):
 _losses.defvjp(_forward, _backward)
 
 
-SoftmaxHead = tuple[Float[Array, "batch length hidden"], Float[Array, "vocab hidden"], Float[Array, " vocab"]]
-"""Features, output matrix and bias of a vocabulary softmax."""
+SoftmaxHead = tuple[Float[Array, "batch length _"], Float[Array, "vocab _"], Float[Array, " vocab"]]
+"""Features, output matrix and bias of a vocabulary softmax, of a width of its own."""
 
 
 def chunked_divergence(

@@ -23,7 +23,7 @@ from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.objectives.teacher import Mismatch, require_teacher, size_mismatches
 from jaxlm.tokenizers.vocabulary import Vocabulary
-from jaxlm.trees import merge_params
+from jaxlm.trees import get, merge_params, paths
 from jaxlm.types import Params
 
 
@@ -39,7 +39,7 @@ class Distillation(MaskedLM):
     """
 
     model: Encoder = field(Distilbert(), weights=True)
-    """The student, with the hidden size of the teacher."""
+    """The student. It has the teacher's hidden size, unless `copy_layers` is False and `cosine_weight` 0."""
     teacher: str = field("", resumable=True)
     """Run folder, Transformers folder or `hf:ORG/NAME[@REVISION]` of a masked language model with the student's
     tokenizer."""
@@ -54,7 +54,8 @@ class Distillation(MaskedLM):
     rarity: float = field(0.7, range="[0, inf)")
     """Exponent of masking: a token with count n is masked in proportion to n^-rarity; 0 masks uniformly."""
     copy_layers: bool = True
-    """Begin with the teacher's embeddings, head and evenly spaced layers; False: with random weights."""
+    """Begin with the teacher's embeddings, head and evenly spaced layers; False: with random weights, from a teacher of
+    any family with a masked-LM head."""
     input_format: Literal["document", "full-sentences"] = field("document", weights=True)
     """Rows of one segment: text of one document, or full rows across documents, separated by the end symbol."""
     short_rate: float = field(0.0, range="[0, 1]")
@@ -83,23 +84,20 @@ class Distillation(MaskedLM):
         return jnp.asarray(np.maximum(self.statistics.token_counts, 1.0) ** -self.rarity, jnp.float32)
 
     def load_constants(self, vocabulary: Vocabulary, load: Callable[[str], PretrainedModel]) -> PretrainedModel:
-        return require_teacher(self, vocabulary, load, ("embeddings", "encoder", "mlm_head"), self._mismatches)
+        return require_teacher(self, vocabulary, load, self._mismatches, predicts=True)
 
     def _mismatches(self, teacher: Objective) -> Iterator[Mismatch]:
-        """Yield the size mismatches that prevent initialization from the teacher's layers."""
-        theirs, ours = teacher.model, self.model
-        yield from size_mismatches(theirs, ours.for_vocabulary(teacher.vocabulary), "vocab_size")
-        yield from size_mismatches(theirs, ours, "hidden_size", "num_heads", "intermediate_size")
-        if theirs.embedding_width != theirs.hidden_size or ours.embedding_width != ours.hidden_size:
-            yield from size_mismatches(theirs, ours, "embedding_width")
-        if theirs.max_positions > ours.max_positions:
-            yield from size_mismatches(theirs, ours, "max_positions")
-        if theirs.stack.groups < theirs.num_layers:
-            yield Mismatch("parameters that its layers share", "")
-        if not theirs.stack.has_first_norm:  # ModernBERT: stacks of different lengths, and a head with another name
-            yield Mismatch("a first layer without a norm before its attention", "")
-        if theirs.num_layers < ours.num_layers:
-            yield from size_mismatches(theirs, ours, "num_layers")
+        """Yield what the loss, or initialization from the teacher's layers, does not bear."""
+        theirs, ours = teacher.model, self.model.for_vocabulary(teacher.vocabulary)
+        names = ["vocab_size", "hidden_size", "num_heads", "intermediate_size"]
+        names = names if self.copy_layers else names[: 1 + bool(self.cosine_weight)]
+        if self.copy_layers and theirs.max_positions > ours.max_positions:
+            names.append("max_positions")
+        if self.copy_layers and theirs.num_layers < ours.num_layers:
+            names.append("num_layers")
+        yield from (found := list(size_mismatches(theirs, ours, *names)))
+        if self.copy_layers and not found:
+            yield from _other_parameters(theirs, ours)
 
     def merge_pretrained(self, params: Params, source: PretrainedModel | None) -> Params:
         """Initialize the student with the teacher's embeddings, head and evenly spaced layers.
@@ -112,7 +110,7 @@ class Distillation(MaskedLM):
         last = teacher.objective.model.num_layers - 1
         teacher_layers = np.linspace(0, last, self.model.num_layers).round().astype(int)
         layers = jax.tree.map(lambda leaf: leaf[teacher_layers], teacher.params["encoder"]["layers"])
-        return merge_params(params, teacher.params | {"encoder": {"layers": layers}})
+        return merge_params(params, teacher.params | {"encoder": teacher.params["encoder"] | {"layers": layers}})
 
     def loss(self, params: Params, example: Example, key: jax.Array, train: bool) -> Terms:
         teacher, teacher_params = self.constants.objective.model, self.constants.params
@@ -129,10 +127,12 @@ class Distillation(MaskedLM):
             (teacher.token_features(teacher_params, teacher_hidden), *teacher.output_matrix(teacher_params)),
             token_weights, self.temperature,
         )
-        return tokens.terms("mlm", weights, self.mlm_weight) | {
-            "soft_loss": Term(soft, jnp.sum(token_weights), self.soft_weight),
-            "cosine_loss": Term.of(1.0 - cosine(student_hidden, teacher_hidden), token_weights, self.cosine_weight),
-        }
+        terms = tokens.terms("mlm", weights, self.mlm_weight)
+        terms["soft_loss"] = Term(soft, jnp.sum(token_weights), self.soft_weight)
+        if self.cosine_weight:
+            errors = 1.0 - cosine(student_hidden, teacher_hidden)
+            terms["cosine_loss"] = Term.of(errors, token_weights, self.cosine_weight)
+        return terms
 
     def flops(self, length: int) -> float:
         # The head runs at every token for the divergence, and again at the masked ones.
@@ -140,6 +140,19 @@ class Distillation(MaskedLM):
 
     def constants_flops(self, length: int) -> float:
         return self.constants.objective.model.forward_flops(length, length)
+
+
+def _other_parameters(teacher: Encoder, student: Encoder) -> Iterator[Mismatch]:
+    """Yield the first parameter of the student that the teacher lacks or has with another shape."""
+    theirs, ours = (jax.eval_shape(model.init, jax.random.key(0)) for model in (teacher, student))
+    shapes = {path: get(theirs, path).shape for path in paths(theirs)}
+    for path in paths(ours):
+        shape = get(ours, path).shape
+        if path.startswith("encoder/layers/"):  # some of all layers are copied
+            shape = (teacher.num_layers, *shape[1:])
+        if shapes.get(path) != shape:
+            yield Mismatch(f"no {path} of the student's shape", "--objective.copy-layers False")
+            return
 
 
 def cosine(a: Float[Array, "*shape hidden"], b: Float[Array, "*shape hidden"]) -> Float[Array, "*shape"]:

@@ -65,7 +65,7 @@ class LayerDistillation(Objective):
         return self.masked_lm.row_format(length)
 
     def load_constants(self, vocabulary: Vocabulary, load: Callable[[str], PretrainedModel]) -> PretrainedModel:
-        return require_teacher(self, vocabulary, load, ("embeddings", "encoder"), self._mismatches)
+        return require_teacher(self, vocabulary, load, self._mismatches, predicts=False)
 
     def _mismatches(self, teacher: Objective) -> Iterator[Mismatch]:
         yield from layer_mismatches(teacher.model, self.model, self.teacher_hidden_size)

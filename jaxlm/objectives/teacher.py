@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from jaxlm.errors import UserError
@@ -29,10 +30,10 @@ class Mismatch(NamedTuple):
 
 
 def require_teacher(
-    objective: Objective, vocabulary: Vocabulary, load: Callable[[str], PretrainedModel], needed: tuple[str, ...],
-    mismatches: Callable[[Bound], Iterator[Mismatch]],
+    objective: Objective, vocabulary: Vocabulary, load: Callable[[str], PretrainedModel],
+    mismatches: Callable[[Bound], Iterator[Mismatch]], *, predicts: bool,
 ) -> PretrainedModel:
-    """Return the encoder at `objective.teacher` with the parameter subtrees `needed`.
+    """Return the encoder at `objective.teacher` with its own parameters, those that predict tokens if it `predicts`.
 
     The teacher runs with the student's execution settings (dtype, kernels).
 
@@ -49,11 +50,13 @@ def require_teacher(
         raise UserError(
             f"the teacher {path} is a {type(teacher.objective.model).__name__}; choose an encoder, such as a BERT."
         )
+    model = teacher.objective.model
+    needed = jax.eval_shape(model.init if predicts else model.init_task, jax.random.key(0))
     if missing := [name for name in needed if name not in teacher.params]:
         raise UserError(f"the teacher {path} has no {missing[0]}; choose a model with it, or train one.")
     of_text = text_mismatches(path, teacher.objective, objective, vocabulary)
     require_fit(path, [*of_text, *mismatches(teacher.objective)])
-    model = teacher.objective.model.with_execution(**student.execution)
+    model = model.with_execution(**student.execution)
     params = {name: teacher.params[name] for name in needed}
     return dataclasses.replace(teacher, objective=dataclasses.replace(teacher.objective, model=model), params=params)
 

@@ -17,6 +17,7 @@ from jaxlm.config.flags import override
 from jaxlm.config.presets import load_preset
 from jaxlm.errors import UserError
 from jaxlm.fields import Setting, check_types, settings, with_value
+from jaxlm.models.base import Model
 from jaxlm.objectives.base import Objective, with_options
 from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.parallel.hosts import log
@@ -65,7 +66,7 @@ def resolve(
         experiment = with_value(experiment, "train.steps", None)  # in place of a preset's
     _require_one_duration(unchanged, experiment, is_run)
     if pretrained is not None:
-        _require_same_weights(unchanged, experiment, pretrained.path, "objective.model.")
+        _require_same_weights(unchanged, experiment, pretrained.path, pretrained.objective.model)
         if experiment.train.phases == unchanged.train.phases != ():
             _require_weights_of_phase(experiment, pretrained.path)
         tokenizer = experiment.data.tokenizer
@@ -223,11 +224,17 @@ def _require_one_duration(unchanged: Experiment, experiment: Experiment, is_run:
             )
 
 
-def _require_same_weights(unchanged: Experiment, experiment: Experiment, path: str, prefix: str = "") -> None:
-    """Raise UserError for a flag that changes a field on which the weights in the folder `path` depend."""
+def _require_same_weights(unchanged: Experiment, experiment: Experiment, path: str, begun: Model | None = None) -> None:
+    """Raise UserError for a flag that changes a field on which the weights in the folder `path` depend.
+
+    With `begun`, the model there that training begins with, only for the fields which that has.
+    """
     for old, _ in _changes(unchanged, experiment):
-        is_fixed = old.decides_weights() if prefix else old.needs_weights()  # training may change what is kept
-        if is_fixed and old.name.startswith(prefix):
+        is_fixed = old.needs_weights()
+        if begun is not None:  # training may change what is kept
+            is_models, name = old.name.startswith("objective.model."), old.name.split(".")[-1]
+            is_fixed = is_models and old.decides_weights() and any(hasattr(m, name) for m in (begun, begun.text_model))
+        if is_fixed:
             raise UserError(f"the weights of {path} were trained with {_flag(old)} {old.value}; leave the flag out.")
 
 

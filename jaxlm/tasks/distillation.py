@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxlm.data.labelled import Arrays
 from jaxlm.errors import UserError
@@ -37,8 +38,8 @@ class DistilledClassification(Classification):
     """
 
     teacher: str = field("", resumable=True)
-    """A run, a Transformers folder or `hf:ORG/NAME` of a model fine-tuned on the same labels, with the student's
-    tokenizer."""
+    """A run, a Transformers folder or `hf:ORG/NAME` of a model fine-tuned on the same labels, in any order,
+    with the student's tokenizer."""
     temperature: float = field(1.0, range="(0, inf)")
     """Temperature of both softmaxes."""
     soft_weight: float = field(1.0, range="[0, inf)")
@@ -102,25 +103,27 @@ class DistilledClassification(Classification):
         self, vocabulary: Vocabulary, length: int, statistics: Any = None, constants: PretrainedModel | tuple[()] = (),
         load: Callable[[str], PretrainedModel] | None = None,
     ) -> Bound:
-        if constants and constants.objective.labels != self.labels:
+        if constants and set(theirs := constants.objective.labels) != set(self.labels):
+            names, found = (", ".join(labels) or "(numbers)" for labels in (self.labels, theirs))
             raise UserError(
-                f"the teacher {self.teacher} was not fine-tuned on the labels {', '.join(self.labels)}; fine-tune one "
-                "with the same preset."
+                f"the teacher {self.teacher} was not fine-tuned on the labels {names}: it has {found}; choose one with "
+                "these labels, or fine-tune one with the same preset."
             )
         return super().bind(vocabulary, length, statistics, constants, load)
 
     def loss(self, params: Params, example: Arrays, key: jax.Array, train: bool) -> Terms:
         teacher, weights, inputs = self.constants, self.weights(example), flat_inputs(example)
-        keys = jax.random.split(key) if train else (None, None)
+        key, hidden = key if train else None, None
         if self.layer_weight:  # the logits follow from the same forward pass
-            states = self.model.layer_states(params, inputs, key=keys[0])
-            ours = self.classify(params, self.before_classifier(params, states[0][-1][:, 0], keys[1]))
-        else:
-            ours = self.row_logits(params, self.pooled(params, example, key if train else None))
+            states = self.model.layer_states(params, inputs, key=jax.random.split(key)[0] if train else None)
+            hidden = states[0][-1]
+        ours = self.row_logits(params, self.pooled(params, example, key, hidden))
         terms = self.label_terms(ours, example["label"], weights)
         terms["task_loss"] = terms["task_loss"]._replace(coefficient=self.hard_weight)
         if self.soft_weight:
             theirs = jax.lax.stop_gradient(teacher.objective.predict(teacher.params, example)["logits"])
+            if (order := teacher.objective.labels) != self.labels:
+                theirs = theirs[:, np.array([order.index(label) for label in self.labels])]
             terms["soft_loss"] = Term.of(self._difference(ours, theirs), weights, self.soft_weight)
         if self.layer_weight:
             hidden = jax.lax.stop_gradient(teacher.objective.model.layer_states(teacher.params, inputs))

@@ -147,16 +147,19 @@ class PooledTask(Task):
         raise NotImplementedError
 
     def pooled(
-        self, params: Params, example: Arrays, key: jax.Array | None
+        self, params: Params, example: Arrays, key: jax.Array | None, hidden: Float[Array, "_ _ hidden"] | None = None
     ) -> Float[Array, "batch texts hidden"]:
-        """Return the vector of each text that the classifier reads; a key turns dropout on."""
+        """Return the vector of each text that the classifier reads; a key turns dropout on.
+
+        `hidden` are the last hidden states, if they are known.
+        """
         keys = (None, None) if key is None else jax.random.split(key)
         inputs = self.model.complete_inputs(self.inputs(example), self.vocabulary)
         if self.fine_tuning.pools_late:
-            hidden = self.model.hidden_states(params, inputs, key=keys[0])
+            hidden = self.model.hidden_states(params, inputs, key=keys[0]) if hidden is None else hidden
             x = mean_of_tokens(self.before_classifier(params, hidden, keys[1]), inputs.mask)
         else:
-            x = self.model.summary(params, inputs, key=keys[0], pad=self.vocabulary.pad)
+            x = self.model.summary(params, inputs, key=keys[0], pad=self.vocabulary.pad, hidden=hidden)
             x = self.before_classifier(params, x, keys[1])
         return x.reshape(len(example["row"]), -1, x.shape[-1])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import shutil
 from pathlib import Path
 
 import jax
@@ -16,15 +17,17 @@ from safetensors.numpy import load_file, save_file
 
 from jaxlm.errors import UserError
 from jaxlm.huggingface import ModelCard, export_folder
+from jaxlm.knowledge import entity_vectors
 from jaxlm.knowledge.entity_autoencoder import EntityAutoencoder
 from jaxlm.knowledge.ernie import Ernie
-from jaxlm.knowledge.knowledge_graph import Vectors, write_vectors
+from jaxlm.knowledge.knowledge_graph import Vectors, read_vectors, write_vectors
 from jaxlm.models.bert import Bert
 from jaxlm.objectives.base import total_loss
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.runs.load import load_model
 from jaxlm.runs.pretrain import unshared
+from jaxlm.runs.resolve import resolve
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import TokenBatch
@@ -204,6 +207,32 @@ def test_a_bert_gives_the_token_side_and_the_heads(graph):
     # An ERNIE's own run, whose vectors are the default.
     own = PretrainedModel(bound(graph), fresh, path="ernie")
     assert EntityAutoencoder().with_pretrained_model(own).entities == str(graph)
+
+
+@pytest.mark.parametrize(("layers", "flags", "text_layers"), [
+    (12, ["entity-hidden-size", "128"], 5), (12, ["num-text-layers", "6"], 6), (6, [], 4), (3, [], 1),
+])
+def test_an_ernie_from_a_bert_has_the_sizes_of_its_own_that_flags_give(layers, flags, text_layers):
+    source = PretrainedModel(MaskedLM(model=Bert(num_layers=layers)).bind_unchecked(VOCABULARY), {}, path="bert")
+    found = resolve("ernie_base", flags and [f"--objective.model.{flags[0]}", flags[1]], pretrained=source)
+    model = found.experiment.objective.model
+    assert (model.num_layers, model.num_text_layers) == (layers, text_layers)
+    assert model.entity_hidden_size == (128 if "128" in flags else 100)
+    with pytest.raises(UserError, match=r"weights of bert were trained with --objective\.model\.hidden-size 768"):
+        resolve("ernie_base", ["--objective.model.hidden-size", "384"], pretrained=source)
+
+
+def test_the_vectors_are_read_once_until_their_files_change(graph, tmp_path, monkeypatch):
+    folder, reads = shutil.copytree(graph, tmp_path / "graph"), []
+    monkeypatch.setattr(
+        entity_vectors, "read_vectors", lambda path: (reads.append(path), read_vectors(path))[1]
+    )
+    objective = EntityAutoencoder(model=MODEL, entities=str(folder))
+    first = objective.entity_table()
+    assert dataclasses.replace(objective, max_entities=3).entity_table() is first and len(reads) == 1
+    write_vectors(folder, "entity", Vectors(*read_vectors(folder)[:1], first["vectors"][1:] + 1))
+    np.testing.assert_array_equal(objective.entity_table()["vectors"][1:], first["vectors"][1:] + 1)
+    assert len(reads) == 2
 
 
 def test_bad_folders_of_vectors(graph, tmp_path):

@@ -14,15 +14,21 @@ import torch
 
 from jaxlm.data.base import Statistics
 from jaxlm.errors import UserError
+from jaxlm.models.albert import Albert
 from jaxlm.models.base import Inputs
 from jaxlm.models.bert import Bert
+from jaxlm.models.deberta import Deberta
 from jaxlm.models.distilbert import Distilbert
+from jaxlm.models.electra import ElectraEncoder
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.modernbert import ModernBert
+from jaxlm.models.roberta import Roberta
+from jaxlm.models.rotary_bert import Gte, NomicBert
 from jaxlm.objectives.base import total_loss
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.chunked_loss import chunked_divergence
 from jaxlm.objectives.distillation import Distillation
+from jaxlm.objectives.layer_distillation import LayerDistillation
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -222,13 +228,62 @@ def test_all_mismatches_are_one_message_whose_flags_make_the_student_fit():
     assert begun["embeddings"]["word"]["embedding"].shape[1] == 32
 
 
-def test_a_modernbert_is_no_teacher():
-    """Its head and its norms before attention, one fewer than layers, would not reach the student."""
-    model = ModernBert(hidden_size=16, num_heads=2, intermediate_size=32, num_layers=4, max_positions=32)
-    objective = MaskedLM(model=model, input_format="packed").bind(VOCABULARY, LENGTH)
-    loaded = PretrainedModel(objective, {name: {} for name in ("embeddings", "encoder", "mlm_head")})
-    with pytest.raises(UserError, match="first layer without a norm"):
-        student().load_constants(VOCABULARY, lambda path: loaded)
+def of_family(family, **changes) -> PretrainedModel:
+    model = family(**SIZES, num_layers=2, vocab_size=192, **changes)
+    own = MaskedLM(model=model, input_format="document").bind_unchecked(VOCABULARY)
+    return PretrainedModel(own, jax.eval_shape(model.init, jax.random.key(0)))
+
+
+def shape_of_loss(objective, constants) -> tuple[int, ...]:
+    params = jax.eval_shape(objective.init, jax.random.key(0))
+
+    def loss(params, constants, batch):
+        example = objective.corrupt(jax.random.key(1), batch)
+        return total_loss(objective.with_constants(constants).loss(params, example, jax.random.key(2), True))
+
+    return jax.eval_shape(loss, params, constants, rows()).shape
+
+
+@pytest.mark.parametrize("family", [Roberta, Gte, NomicBert, Deberta, ModernBert, Albert])
+def test_a_teacher_of_another_family_gives_no_layers_and_teaches_a_fresh_student(family):
+    loaded, model = of_family(family), Distilbert(**SIZES, num_layers=1, vocab_size=192)
+    objective = Distillation(model=model, teacher="somewhere").bind(VOCABULARY, LENGTH)
+    with pytest.raises(UserError, match=r"has no \S+ of the student's shape; add --objective\.copy-layers False, or"):
+        objective.load_constants(VOCABULARY, lambda path: loaded)
+    fresh = dataclasses.replace(objective, copy_layers=False)
+    assert shape_of_loss(fresh, fresh.load_constants(VOCABULARY, lambda path: loaded)) == ()
+
+
+def test_a_fresh_student_without_the_cosine_learns_from_a_wider_teacher():
+    wide = teacher(hidden_size=32, num_heads=8, intermediate_size=48)
+    with pytest.raises(UserError, match=r"it has hidden_size 32 \(the student 16\); add --objective"):
+        student(layers=3, copy_layers=False).load_constants(VOCABULARY, lambda path: wide)
+    objective = student(layers=3, copy_layers=False, cosine_weight=0.0)
+    loaded = objective.load_constants(VOCABULARY, lambda path: wide)
+    params = jax.tree.map(jnp.asarray, random_params(objective))
+
+    @jax.jit
+    def step(params):
+        def loss(params):
+            example = objective.corrupt(jax.random.key(1), rows())
+            terms = objective.with_constants(loaded).loss(params, example, jax.random.key(2), True)
+            return total_loss(terms), terms
+
+        gradients, terms = jax.grad(loss, has_aux=True)(params)
+        return jax.tree.map(lambda leaf, slope: leaf - 0.01 * slope, params, gradients), terms
+
+    params, before = step(params)
+    after = step(params)[1]
+    assert "cosine_loss" not in before and float(total_loss(after)) < float(total_loss(before))
+
+
+@pytest.mark.parametrize(("family", "changes"), [(Albert, {}), (ElectraEncoder, {"embedding_size": 8})])
+def test_a_teacher_with_narrow_embeddings_teaches_its_layers(family, changes):
+    objective = LayerDistillation(
+        model=Bert(**SIZES, num_layers=1, vocab_size=192), teacher="somewhere", teacher_hidden_size=16
+    ).bind(VOCABULARY, LENGTH)
+    loaded = objective.load_constants(VOCABULARY, lambda path: of_family(family, **changes))
+    assert "mlm_head" not in loaded.params and shape_of_loss(objective, loaded) == ()
 
 
 def test_another_tokenizer_of_the_same_size_is_another_vocabulary():

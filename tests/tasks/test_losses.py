@@ -20,6 +20,8 @@ from jaxlm.models.distilbert import Distilbert
 from jaxlm.models.elmo import spell
 from jaxlm.models.gpt1 import Gpt1
 from jaxlm.models.gpt2 import Gpt2
+from jaxlm.models.llama import EuroBert
+from jaxlm.models.modernbert import ModernBert
 from jaxlm.models.roberta import Roberta
 from jaxlm.models.t5 import T5
 from jaxlm.objectives.base import total_loss
@@ -34,6 +36,7 @@ from jaxlm.tasks.tagging import Tagging
 from jaxlm.tasks.text_to_text import TextToText
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.training.program import gradients
+from tests.params import first_fast, random_params
 
 VOCABULARY = Vocabulary.stand_in(160, ["[START]", "[DELIMITER]", "[EXTRACT]"])
 NO_DROPOUT = dict(dropout=0.0, attention_dropout=0.0)
@@ -184,20 +187,47 @@ def test_a_teacher_as_torch():
     assert terms["task_loss"].coefficient == pytest.approx(0.3)
     assert {"hidden_loss", "attention_loss"} <= terms.keys()
     assert all(float(jnp.abs(leaf).max()) == 0 for leaf in jax.tree.leaves(flow))
+    # A teacher whose classes stand in another order teaches the same.
+    order = [2, 0, 1]
+    turned = dataclasses.replace(teacher, labels=tuple(teacher.labels[i] for i in order))
+    head = theirs | {"classifier": jax.tree.map(lambda x: x[..., jnp.array(order)], theirs["classifier"])}
+    other = student.load_constants(student.vocabulary, lambda path: PretrainedModel(turned, head))
+    again = jax.jit(student.bind(VOCABULARY, 24, None, other).loss, static_argnums=3)(params, batch, None, False)
+    assert float(again["soft_loss"].total) == pytest.approx(float(terms["soft_loss"].total), rel=1e-5)
     # With layers the student runs once: its logits follow from the layers' states.
-    class Once(DistilledClassification):
-        def pooled(self, *_):
+    class Once(Bert):
+        def hidden_states(self, *_, **__):
             raise AssertionError
 
-    fields = {f.name: getattr(student, f.name) for f in dataclasses.fields(DistilledClassification)}
-    once = Once(**fields | {"soft_weight": 0.0}).bind_unchecked(VOCABULARY, None, constants)
+    once = dataclasses.replace(student, model=student.model.as_type(Once), soft_weight=0.0).with_constants(constants)
     seen = {}
     jax.eval_shape(lambda p: seen.update(once.loss(p, batch, jax.random.key(0), True)), params)
     assert seen["task_loss"].coefficient == student.hard_weight
 
 
+@pytest.mark.parametrize(("family", "pooling"), first_fast([
+    (ModernBert, "mean"), (ModernBert, "cls"), (EuroBert, "late"), (EuroBert, "mean"), (EuroBert, "bos"),
+]))
+def test_a_student_that_is_its_teacher_has_its_logits_with_layers_too(family, pooling):
+    sizes = SIZES | dict(num_layers=2, max_positions=24, init_std=0.3, classifier_pooling=pooling)
+    model = family(**sizes | (dict(num_kv_heads=1, head_dim=8) if family is EuroBert else {}))
+    teacher = Classification(model=model, **LABELS).bind(VOCABULARY, 24)
+    student = DistilledClassification(model=model, teacher="T", layer_weight=1.0, teacher_hidden_size=16, **LABELS)
+    student = student.bind(VOCABULARY, 24)
+    params, batch = jax.tree.map(jnp.asarray, random_params(student)), made("classes")[2]
+    constants = student.load_constants(student.vocabulary, lambda path: PretrainedModel(teacher, params))
+
+    @jax.jit
+    def terms(params, batch):
+        return student.with_constants(constants).loss(params, batch, jax.random.key(0), False)
+
+    found = terms(params, batch)
+    assert float(found["attention_loss"].total) == pytest.approx(0, abs=1e-6)
+    assert float(found["soft_loss"].total) == pytest.approx(0, abs=1e-5)
+
+
 WRONG_TEACHERS = {
-    "not fine-tuned on the labels": dict(labels=("a", "b")),
+    "not fine-tuned on the labels a, b, c: it has a, b;": dict(labels=("a", "b")),
     "12 positions (the student 24); choose another teacher": dict(model=Bert(**SIZES, max_positions=12)),
     "rows with a pair in both orders": dict(both_orders=True),
     "several labels per row": dict(target="labels"),
