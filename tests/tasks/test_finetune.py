@@ -252,7 +252,7 @@ def test_runs_share_rows_and_are_evaluated_from_memory(models, rows, tmp_path, c
 @pytest.mark.slow
 def test_the_best_of_a_sweep_is_evaluated_on_other_rows(models, rows, tmp_path, capsys, monkeypatch):
     loaded = []
-    monkeypatch.setattr(resolution, "load_model", lambda path: loaded.append(path) or load_model(path))
+    monkeypatch.setattr(resolution, "load_model", lambda path, *place: loaded.append(path) or load_model(path, *place))
     flags = ["--sweep", "optimizer.learning-rate=1e-8,3e-3", "--train.steps", "120", "--train.batch-size", "16",
              "--data.dev", str(rows["same"]), "--test", str(rows["same"]), "--bootstrap", "50"]
     assert finetune("classify", rows["classify"], models("bert"), tmp_path / "sweep", *flags) == 0
