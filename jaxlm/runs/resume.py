@@ -18,6 +18,7 @@ from jaxlm.paths import real_path
 from jaxlm.runs.folder import RunFolder, write_json, write_metadata
 from jaxlm.runs.session import Session
 from jaxlm.training.checkpoints import require_layout
+from jaxlm.training.metrics import read_metrics
 
 
 def check_run(run: RunFolder, resolved: Resolved) -> None:
@@ -27,10 +28,24 @@ def check_run(run: RunFolder, resolved: Resolved) -> None:
     or those that a student has of its teacher.
     """
     require_layout(run.path / "checkpoints")
+    _check_checkpoints(run)
     _check_source(run, resolved)
     _check_decay(run, resolved.experiment)
     if not _waits_for_data(run, resolved.experiment, resolved.pretrained):
         _check_configuration(run, resolved.experiment)
+
+
+def _check_checkpoints(run: RunFolder) -> None:
+    """Raise UserError for a run that has lost its checkpoints, rather than begin it again and leave out its metrics."""
+    if run.newest_step or run.experiment is None:
+        return
+    t, last = run.experiment.train, max((line["step"] for line in read_metrics(run.path)), default=0)
+    done = last - (t.decay_steps and t.steps - t.decay_steps)
+    if 0 < 2 * t.checkpoint_every < done:  # the second save waits for the first, which was then whole
+        raise UserError(
+            f"{run.path} has done {last:,} steps and holds no checkpoint of them; bring checkpoints/ back, or remove "
+            "metrics.jsonl to start over."
+        )
 
 
 def _waits_for_data(run: RunFolder, experiment: Experiment, pretrained: PretrainedModel | None) -> bool:

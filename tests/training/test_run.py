@@ -135,6 +135,16 @@ def test_a_damaged_checkpoint_is_passed_over(finished, capsys):
     assert (metadata(finished, 12), metrics(finished)) == before
 
 
+def test_a_run_without_its_checkpoints_is_not_begun_again(finished, preset, capsys):
+    for path in (finished / "checkpoints").iterdir():
+        shutil.rmtree(path)
+    before = (finished / "metrics.jsonl").read_bytes()
+    for arguments in ([finished], [preset, "--run-dir", finished, "--train.eval-every", "4"]):
+        said = refused(capsys, "pretrain", *arguments)
+        assert f"{finished} has done 12 steps and holds no checkpoint of them; bring checkpoints/ back" in said
+    assert (finished / "metrics.jsonl").read_bytes() == before and not saved_steps(finished)
+
+
 def refused(capsys, *arguments: object) -> str:
     """The one line that the command leaves on standard error, with exit code 2."""
     capsys.readouterr()
