@@ -60,7 +60,9 @@ def _check_configuration(run: RunFolder, experiment: Experiment) -> None:
         if experiment.optimizer.warmup_steps is None:  # a share: a run keeps its warm-up
             before.pop("optimizer.warmup_steps", None)
         _refuse(run, differences(before, flatten(experiment, Setting.decides_result)))
-        _check_phases(run, with_value(experiment, "train.phases", phases), experiment)
+        named = {name: value for name, value in vars(run.experiment.data).items() if name in ("source", "temperature")}
+        before = dataclasses.replace(experiment, data=dataclasses.replace(experiment.data, **named))  # text may move
+        _check_phases(run, with_value(before, "train.phases", phases), experiment)
     elif run.saved_steps:
         _refuse(run, differences(*(
             flatten(each, lambda setting: setting.needs_weights() and setting.decides_result())

@@ -17,9 +17,11 @@ import pytest
 
 from jaxlm.cli import main
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig, parse_phases
+from jaxlm.config.json import flatten
 from jaxlm.config.presets import load_config, load_preset
 from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
+from jaxlm.fields import Setting
 from jaxlm.models.llama import Llama
 from jaxlm.models.modernbert import ModernBert
 from jaxlm.objectives.causal_lm import CausalLM
@@ -28,7 +30,7 @@ from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.runs.load import load_model, load_run
 from jaxlm.runs.resolve import resolve
-from jaxlm.runs.resume import _check_phases, schedule_remarks
+from jaxlm.runs.resume import _check_configuration, _check_phases, schedule_remarks
 from jaxlm.runs.session import set_up, with_steps
 from jaxlm.training.optimizers import make_schedule
 from tests.training.support import (
@@ -134,6 +136,20 @@ def test_phases_to_come_may_change(done, before, now):
 def test_phases_that_have_begun_may_not_change(done, before, now):
     with pytest.raises(UserError, match=f"run has done {max(done, 1)} steps with train.phases '{before}'"):
         _check_phases(SimpleNamespace(path="run", newest_step=done), phased(before), phased(now))
+
+
+@pytest.mark.parametrize(("first", "is_refused"), [(4, False), (3, True)])
+def test_a_mixture_with_phases_may_move(first, is_refused):
+    """Its fingerprints tell whether it is the same text."""
+    before, now = ({
+        "phases": f"{{}} data.source={folder}/a.txt, 8", "data": TextData(f"{folder}/a.txt@1,{folder}/b.txt@2", length=32)
+    } for folder in ("/old", "/new"))
+    before, now = (dataclasses.replace(phased(each["phases"].format(steps)), data=each["data"])
+                   for each, steps in ((before, 4), (now, first)))
+    run = SimpleNamespace(path="run", age="", has_begun=True, newest_step=6, experiment=before,
+                          metadata={"configuration": flatten(before, Setting.decides_result)})
+    with pytest.raises(UserError, match="changes a phase that has begun") if is_refused else contextlib.nullcontext():
+        _check_configuration(run, now)
 
 
 @pytest.mark.parametrize(("phases", "steps", "length"), [
