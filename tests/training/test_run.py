@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import re
+import shlex
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -166,6 +167,19 @@ def test_another_configuration_is_refused(finished, preset, capsys):
     said = refused(capsys, "pretrain", preset, "--run-dir", finished, "--train.eval-every", "4", *more)
     assert "objective.model.vocab_size: 512 -> 600" in said
     assert files_of(finished) == before
+
+
+def test_fields_of_phases_may_change_from_here_on(finished, preset, capsys):
+    """The refusal names the command, which keeps what the run has learnt."""
+    arguments = ["pretrain", preset, "--run-dir", finished, "--train.eval-every", "4", "--train.steps", "14"]
+    said = refused(capsys, *arguments, "--optimizer.learning-rate", "5e-3", "--optimizer.weight-decay", "0.1")
+    command = f"jaxlm pretrain {finished} --train.steps 14 --train.phases '12, 2 optimizer.learning_rate=0.005 "
+    assert f"or change them from here on with `{command}optimizer.weight_decay=0.1'`" in said
+    for flags in (("--train.seed", "1"), ("--optimizer.name", "lion"), ("--objective.model.num-layers", "2")):
+        assert "from here on" not in refused(capsys, *arguments, *flags)
+    assert main(shlex.split(said.split("`")[1])[1:]) == 0
+    assert "resumed at step 12" in capsys.readouterr().out
+    assert [line["learning_rate"] for line in metrics(finished)[-2:]] == pytest.approx([1e-2, 5e-3])
 
 
 def test_changed_text_is_refused_with_both_fingerprints(tmp_path, capsys):
