@@ -79,7 +79,7 @@ def test_phases(preset, tmp_path, capsys):
     for phases in (PHASES.replace("4x16", "5x16"), PHASES.replace("5e-3", "4e-3"), ""):
         said = refused(capsys, "pretrain", *flags, "--run-dir", pieces, "--train.phases", phases)
         assert "has done 12 steps" in said and "changes a phase that has begun; change only later ones" in said
-    # --step counts from 0. Before another phase, `show` says what comes after it.
+    # --step is the number of steps before. Before another phase, `show` says what comes after it.
     for step, lengths in ((3, ["16", "32"]), (4, ["32"])):
         assert main(["show", str(whole), "--step", str(step), "--examples", "1"]) == 0
         said = capsys.readouterr().out
@@ -289,7 +289,7 @@ def test_later_commands_have_the_objective_of_their_step(writer_first, capsys):
     assert main(["fill-mask", str(whole), "ba [MASK]"]) == 0
     assert main(["show", config, "--step", "3", "--examples", "1"]) == 0
     said = capsys.readouterr().out
-    assert "CausalLM, step 3: 16 rows of at most 16" in said and "MaskedLM, step 4: 8 rows of at most 32" in said
+    assert "CausalLM, batch of step 4: 16 rows of at most 16" in said and "MaskedLM, batch of step 5: 8 rows of at most 32" in said
     for phase, shape in (("1", "batch 16 x 16"), ("2", "batch 8 x 32")):
         assert main(["plan", config, "--phase", phase, "--data.vocab-size", "512"]) == 0
         said = capsys.readouterr()
