@@ -21,7 +21,6 @@ from jaxlm.runs.session import Session
 from jaxlm.training.checkpoints import require_layout
 from jaxlm.training.metrics import read_metrics
 
-
 _OF_STATE = ("optimizer.name", "optimizer.average", "optimizer.freeze")
 """Fields of the optimizer on which the shapes of its state depend."""
 
@@ -61,11 +60,13 @@ def _waits_for_data(run: RunFolder, experiment: Experiment, pretrained: Pretrain
 def _check_configuration(run: RunFolder, experiment: Experiment) -> None:
     if run.has_begun:  # its metadata cannot be edited by hand as config.json can
         before = dict(run.metadata.get("configuration") or flatten(run.experiment, Setting.decides_result))
+        if before.get("objective") == "Contrastive" and before.get("objective.positives", "rows") != "rows":
+            before["objective"] = "SelfContrastive"  # as `jaxlm.config.json` reads that of older runs
         phases = from_json(before.pop("train.phases", ()))  # those that have not begun may change
         if experiment.optimizer.warmup_steps is None:  # a share: a run keeps its warm-up
             before.pop("optimizer.warmup_steps", None)
-        changed = differences(before, flatten(experiment, Setting.decides_result))
-        _refuse(run, changed, _as_phase(run, experiment, changed))
+        if changed := differences(before, flatten(experiment, Setting.decides_result)):
+            _refuse(run, changed, _as_phase(run, experiment, changed))
         named = {name: value for name, value in vars(run.experiment.data).items() if name in ("source", "temperature")}
         before = dataclasses.replace(experiment, data=dataclasses.replace(experiment.data, **named))  # text may move
         _check_phases(run, with_value(before, "train.phases", phases), experiment)
