@@ -85,7 +85,8 @@ def test_a_save_that_failed_is_told_and_the_next_one_tried(tmp_path, monkeypatch
     else:
         checkpoints.save(jax.device_put(state_of(3), LAYOUT), 3, {})
         checkpoints.wait()
-    assert "The checkpoint before that of step 3 was not written ([Errno 122] Disk quota exceeded)." in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "The checkpoint before that of step 3 was not written ([Errno 122] Disk quota exceeded)." in said
     assert checkpoints.steps() == [step for step in (1, 2, 3) if step not in failing]
     checkpoints.close()
 

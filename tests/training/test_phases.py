@@ -141,11 +141,11 @@ def test_phases_that_have_begun_may_not_change(done, before, now):
 @pytest.mark.parametrize(("first", "is_refused"), [(4, False), (3, True)])
 def test_a_mixture_with_phases_may_move(first, is_refused):
     """Its fingerprints tell whether it is the same text."""
-    before, now = ({
-        "phases": f"{{}} data.source={folder}/a.txt, 8", "data": TextData(f"{folder}/a.txt@1,{folder}/b.txt@2", length=32)
-    } for folder in ("/old", "/new"))
-    before, now = (dataclasses.replace(phased(each["phases"].format(steps)), data=each["data"])
-                   for each, steps in ((before, 4), (now, first)))
+    before, now = (
+        dataclasses.replace(phased(f"{steps} data.source={folder}/a.txt, 8"),
+                            data=TextData(f"{folder}/a.txt@1,{folder}/b.txt@2", length=32))
+        for folder, steps in (("/old", 4), ("/new", first))
+    )
     run = SimpleNamespace(path="run", age="", has_begun=True, newest_step=6, experiment=before,
                           metadata={"configuration": flatten(before, Setting.decides_result)})
     with pytest.raises(UserError, match="changes a phase that has begun") if is_refused else contextlib.nullcontext():
@@ -289,7 +289,8 @@ def test_later_commands_have_the_objective_of_their_step(writer_first, capsys):
     assert main(["fill-mask", str(whole), "ba [MASK]"]) == 0
     assert main(["show", config, "--step", "3", "--examples", "1"]) == 0
     said = capsys.readouterr().out
-    assert "CausalLM, batch of step 4: 16 rows of at most 16" in said and "MaskedLM, batch of step 5: 8 rows of at most 32" in said
+    assert "CausalLM, batch of step 4: 16 rows of at most 16" in said
+    assert "MaskedLM, batch of step 5: 8 rows of at most 32" in said
     for phase, shape in (("1", "batch 16 x 16"), ("2", "batch 8 x 32")):
         assert main(["plan", config, "--phase", phase, "--data.vocab-size", "512"]) == 0
         said = capsys.readouterr()
