@@ -40,8 +40,8 @@ def show(session: Session, step: int, examples: int, params: Params | None = Non
         real = float(np.mean(objective.real_tokens(example, batch)))
         rows = len(jax.tree.leaves(batch)[0])
         console.print(
-            f"{type(objective).__name__}, step {step}: {rows} rows of at most {stage.phase.experiment.data.length} "
-            f"tokens ({real:.1%} of this batch is not padding)"
+            f"{type(objective).__name__}, batch of step {step + 1:,}: {rows} rows of at most "
+            f"{stage.phase.experiment.data.length} tokens ({real:.1%} of this batch is not padding)"
         )
         for name, value in example.items():
             console.print(f"  {name} {value.dtype}{list(value.shape)}", markup=False)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from jaxlm.errors import UserError
 from jaxlm.hub import PREFIX, pin
-from jaxlm.paths import any_path, in_bucket, is_run_folder, run_path
+from jaxlm.paths import any_path, in_bucket, is_run_folder, real_path, run_path
 
 if TYPE_CHECKING:
     from etils import epath
@@ -155,10 +155,27 @@ def resolve_config(
     from jaxlm.runs.resolve import resolve
 
     command = f"{parser.prog} {options.config}"
-    resolved = resolve(options.config, flags, options.init_from, options.as_text, command, pretrained)
+    try:
+        resolved = resolve(options.config, flags, options.init_from, options.as_text, command, pretrained)
+    except UserError as error:
+        if not loads_model or not (run := _begun_from(options, str(error))):
+            raise
+        sentence = f"{str(error).rstrip('.')}; {run} has parameters of its own: resume it with `{parser.prog} {run}`."
+        raise UserError(sentence, error.exit_code) from error
     if start and not loads_model:
         start_jax()
     return resolved
+
+
+def _begun_from(options: argparse.Namespace, said: str) -> epath.Path | None:
+    """Return the run of --run-dir if it began from --init-from, of which an error says something; else None."""
+    from jaxlm.runs.folder import RunFolder, split_steps
+
+    if not hasattr(options, "run_dir") or split_steps(options.init_from)[0] not in said:
+        return None
+    run = RunFolder.read(run_folder(options))
+    source = run.metadata.get("imported_from") if run.saved_steps else None
+    return run.path if source and real_path(source) == real_path(options.init_from) else None
 
 
 def _pin_init_from(options: argparse.Namespace) -> None:

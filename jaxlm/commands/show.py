@@ -16,7 +16,8 @@ def main(arguments: list[str]) -> None:
     """Run the command."""
     parser = config_parser("jaxlm show", __doc__)
     parser.add_argument("--examples", type=int, default=3, help="rows to show (3)")
-    parser.add_argument("--step", type=int, default=0, help="the training step whose batch is shown (0)")
+    parser.add_argument("--step", type=int, default=0, help=(
+        "number of steps before the batch: K shows the batch of step K + 1 of the log (0)"))
     task_options(parser)
     options, flags = parse_options(parser, arguments)
     for name, least in (("step", 0), ("examples", 1)):

@@ -109,6 +109,7 @@ def split_steps(path: str | os.PathLike[str]) -> tuple[str, str]:
 def _find_named_steps(path: epath.Path, steps: list[int], named: str) -> tuple[int, ...]:
     """Return the steps that the end of a path names, such as "1000,1100" or "last3"."""
     is_last = named.startswith("last")
+    steps = [step for step in steps if step or not is_last]  # that of step 0 has a head that is not trained yet
     chosen = steps[-int(named[4:]):] if is_last else sorted({int(step) for step in named.split(",")})
     missing = [f"{step:,}" for step in chosen if step not in steps]
     if missing or (is_last and len(chosen) < int(named[4:])):

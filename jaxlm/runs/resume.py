@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import Any
 
 import jax
 
-from jaxlm.config.experiment import Experiment, Resolved
+from jaxlm.config.experiment import Experiment, PhaseConfig, Resolved, parse_phases
 from jaxlm.config.json import differences, flatten, from_json, to_json
 from jaxlm.errors import UserError
-from jaxlm.fields import Setting, with_value
+from jaxlm.fields import Setting, settings, with_value
 from jaxlm.objectives.base import Constants
 from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.parallel.checksums import checksums, digest
@@ -18,6 +19,10 @@ from jaxlm.paths import real_path
 from jaxlm.runs.folder import RunFolder, write_json, write_metadata
 from jaxlm.runs.session import Session
 from jaxlm.training.checkpoints import require_layout
+from jaxlm.training.metrics import read_metrics
+
+_OF_STATE = ("optimizer.name", "optimizer.average", "optimizer.freeze")
+"""Fields of the optimizer on which the shapes of its state depend."""
 
 
 def check_run(run: RunFolder, resolved: Resolved) -> None:
@@ -27,10 +32,24 @@ def check_run(run: RunFolder, resolved: Resolved) -> None:
     or those that a student has of its teacher.
     """
     require_layout(run.path / "checkpoints")
+    _check_checkpoints(run)
     _check_source(run, resolved)
     _check_decay(run, resolved.experiment)
     if not _waits_for_data(run, resolved.experiment, resolved.pretrained):
         _check_configuration(run, resolved.experiment)
+
+
+def _check_checkpoints(run: RunFolder) -> None:
+    """Raise UserError for a run that has lost its checkpoints, rather than begin it again and leave out its metrics."""
+    if run.newest_step or run.experiment is None:
+        return
+    t, last = run.experiment.train, max((line["step"] for line in read_metrics(run.path)), default=0)
+    done = last - (t.decay_steps and t.steps - t.decay_steps)
+    if 0 < 2 * t.checkpoint_every < done:  # the second save waits for the first, which was then whole
+        raise UserError(
+            f"{run.path} has done {last:,} steps and holds no checkpoint of them; bring checkpoints/ back, or remove "
+            "metrics.jsonl to start over."
+        )
 
 
 def _waits_for_data(run: RunFolder, experiment: Experiment, pretrained: PretrainedModel | None) -> bool:
@@ -41,11 +60,16 @@ def _waits_for_data(run: RunFolder, experiment: Experiment, pretrained: Pretrain
 def _check_configuration(run: RunFolder, experiment: Experiment) -> None:
     if run.has_begun:  # its metadata cannot be edited by hand as config.json can
         before = dict(run.metadata.get("configuration") or flatten(run.experiment, Setting.decides_result))
+        if before.get("objective") == "Contrastive" and before.get("objective.positives", "rows") != "rows":
+            before["objective"] = "SelfContrastive"  # as `jaxlm.config.json` reads that of older runs
         phases = from_json(before.pop("train.phases", ()))  # those that have not begun may change
         if experiment.optimizer.warmup_steps is None:  # a share: a run keeps its warm-up
             before.pop("optimizer.warmup_steps", None)
-        _refuse(run, differences(before, flatten(experiment, Setting.decides_result)))
-        _check_phases(run, with_value(experiment, "train.phases", phases), experiment)
+        if changed := differences(before, flatten(experiment, Setting.decides_result)):
+            _refuse(run, changed, _as_phase(run, experiment, changed))
+        named = {name: value for name, value in vars(run.experiment.data).items() if name in ("source", "temperature")}
+        before = dataclasses.replace(experiment, data=dataclasses.replace(experiment.data, **named))  # text may move
+        _check_phases(run, with_value(before, "train.phases", phases), experiment)
     elif run.saved_steps:
         _refuse(run, differences(*(
             flatten(each, lambda setting: setting.needs_weights() and setting.decides_result())
@@ -93,12 +117,29 @@ def _check_decay(run: RunFolder, experiment: Experiment) -> None:
         )
 
 
-def _refuse(run: RunFolder, changed: list[str]) -> None:
+def _as_phase(run: RunFolder, experiment: Experiment, changed: list[str]) -> str:
+    """Return the advice to change fields for the steps to come; "" if a phase cannot, or if there are phases."""
+    names, done, steps = {line.partition(":")[0] for line in changed}, run.newest_step, experiment.train.steps or 0
+    fields = [setting for setting in settings(experiment) if setting.name in names]
+    has_phases = run.experiment.train.phases or experiment.train.phases
+    if has_phases or not 0 < done < steps or any(s.decides_weights() or s.name in _OF_STATE for s in fields):
+        return ""
+    with contextlib.suppress(UserError):
+        phase = PhaseConfig(steps - done, fields={setting.name: setting.value for setting in fields})
+        phases = parse_phases(text := f"{done}, {phase}")
+        with_value(run.experiment, "train.phases", phases).validate()
+        if phases[1] == phase:
+            command = f"jaxlm {experiment.command} {run.path} --train.steps {steps} --train.phases '{text}'"
+            return f", or change them from here on with `{command}`"
+    return ""
+
+
+def _refuse(run: RunFolder, changed: list[str], instead: str = "") -> None:
     if changed:
         more = "; …" if len(changed) > 4 else ""
         raise UserError(
             f"{run.path}{run.age} holds a run of another configuration ({'; '.join(changed[:4])}{more}); "
-            "pass the same values, or choose another --run-dir and start from this one with --init-from."
+            f"pass the same values{instead}, or choose another --run-dir and start from this one with --init-from."
         )
 
 

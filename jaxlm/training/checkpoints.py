@@ -98,7 +98,7 @@ class Checkpoints:
 
         Raises:
             FloatingPointError: The state holds a number that is not finite; nothing was written.
-            UserError: This checkpoint or the one before it cannot be written.
+            UserError: This checkpoint cannot be written, or with several processes the one before it.
         """
         item = _item(state)
         numbers, finite = checksums(item)
@@ -122,10 +122,24 @@ class Checkpoints:
         if is_true_of_any(is_full):  # the others would wait for this process
             raise self._write_error("no space is left")
         with self._writing():
+            has_failed = self._previous_has_failed(step)
             if step in self.manager.all_steps():  # damaged: training was resumed from an earlier one
                 self.manager.delete(step)
             # Without `force` Orbax skips steps below a damaged one.
             self.manager.save(step, args=args, force=True)
+            if has_failed:  # a cause that lasts ends the run now
+                self.manager.wait_until_finished()
+
+    def _previous_has_failed(self, step: int) -> bool:
+        """Wait for the save before that of `step`; of one process its failure is only told, since the next may pass."""
+        try:
+            self.manager.wait_until_finished()
+        except Exception as error:
+            if jax.process_count() > 1:
+                raise
+            log(f"The checkpoint before that of step {step:,} was not written ({_first_line(error)}).")
+            return True
+        return False
 
     def wait(self) -> None:
         """Block until everything is on disk; UserError where it cannot be written."""

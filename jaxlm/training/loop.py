@@ -315,12 +315,12 @@ class StepLog:
         if self._run.writer:
             self._run.writer.tracker.text(step, "samples", lines)
 
-    def not_finite(self, step: int, what: str) -> NotFinite:
+    def not_finite(
+        self, step: int, what: str,
+        advice: str = "Begin another run with a lower optimizer.learning_rate or more optimizer.warmup_steps.",
+    ) -> NotFinite:
         """Return the error for a loss, a gradient or a state that is not finite."""
-        return NotFinite(
-            f"{what} of step {step:,} is not finite; {self._newest_checkpoint()}. Begin another run with a lower "
-            "optimizer.learning_rate or more optimizer.warmup_steps."
-        )
+        return NotFinite(f"{what} of step {step:,} is not finite; {self._newest_checkpoint()}. {advice}")
 
     def miscomputed(self, step: int, different: int) -> Miscomputed:
         """Return the error for a step whose two computations differ in a number of arrays."""
@@ -345,7 +345,10 @@ class StepLog:
         self._num_updates = step - 1 - totals.skipped
         wrong = [what for name, what in parts.items() if not math.isfinite(values[name].total)]
         if wrong and totals.skipped_in_row >= limit:
-            raise self.not_finite(step, wrong[0])
+            raise self.not_finite(step, wrong[0], (
+                f"Go on with --train.skip-nonfinite {limit + 5}, or with a lower optimizer.learning_rate in a phase "
+                "from that checkpoint on, else in another run."
+            ))
         totals.skipped_in_row = totals.skipped_in_row + 1 if wrong else 0
         totals.skipped += bool(wrong)
         if wrong:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +18,7 @@ from jaxlm.errors import UserError
 from jaxlm.fields import Setting, check_ranges, field
 from jaxlm.objectives.base import Objective
 from jaxlm.objectives.self_contrastive import SelfContrastive
+from jaxlm.runs.resume import _check_configuration
 from jaxlm.tasks.contrastive import Contrastive
 from jaxlm.tokenizers.vocabulary import Vocabulary
 
@@ -100,6 +102,12 @@ def test_the_contrastive_objective_of_older_runs_is_that_of_rows_or_of_text():
     assert from_json(old | {"positives": "rows", "negatives": 2}) == Contrastive(temperature=0.1, negatives=2)
     of_text = SelfContrastive(temperature=0.1, keep_rate=0.3, positives="cloze")
     assert from_json(old | {"positives": "cloze"}) == of_text == from_json(to_json(of_text))
+    # It is resumed, too: data.json has the objective by its name then.
+    experiment = Experiment(of_text)
+    before = flatten(experiment, Setting.decides_result) | {f"objective.{name}": each for name, each in of_rows.items()}
+    metadata = {"configuration": before | {"objective": "Contrastive"}}
+    run = SimpleNamespace(has_begun=True, metadata=metadata, experiment=experiment, newest_step=1)
+    _check_configuration(run, experiment)
 
 
 def test_differences_are_named():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -62,6 +63,32 @@ def test_a_save_leaves_the_steps_of_a_stop_to_the_loop(tmp_path, monkeypatch):
     monkeypatch.setattr("jax.experimental.multihost_utils.reached_preemption_sync_point", asked.append)
     save(tmp_path, 1, 2)
     assert not asked
+
+
+@pytest.mark.parametrize("failing", [(2,), (2, 3)])
+def test_a_save_that_failed_is_told_and_the_next_one_tried(tmp_path, monkeypatch, capsys, failing):
+    """A cause that has passed costs one checkpoint; one that lasts ends the run with the second."""
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    finalize = checkpoints.manager._finalize_checkpoint
+
+    def fail(step):
+        if step in failing:
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+        finalize(step)
+
+    monkeypatch.setattr(checkpoints.manager, "_finalize_checkpoint", fail)
+    for step in (1, 2):
+        checkpoints.save(jax.device_put(state_of(step), LAYOUT), step, {})
+    if len(failing) > 1:
+        with pytest.raises(UserError, match="cannot write a checkpoint"):
+            checkpoints.save(jax.device_put(state_of(3), LAYOUT), 3, {})
+    else:
+        checkpoints.save(jax.device_put(state_of(3), LAYOUT), 3, {})
+        checkpoints.wait()
+    said = capsys.readouterr().err
+    assert "The checkpoint before that of step 3 was not written ([Errno 122] Disk quota exceeded)." in said
+    assert checkpoints.steps() == [step for step in (1, 2, 3) if step not in failing]
+    checkpoints.close()
 
 
 @pytest.fixture(scope="module")

@@ -102,6 +102,18 @@ def test_it_begins_with_the_sources_weights_tokenizer_and_sizes(other, source, f
     assert main(["pretrain", str(run), "--train.steps", "14"]) == 0 and saved_steps(run)[-1] == 14
 
 
+def test_a_run_whose_source_is_gone_is_told_how_it_resumes(other, finished, tmp_path, capsys):
+    run, source = tmp_path / "new", f"{finished}@4"
+    assert begin(other, run, source, "--train.steps", "2") == 0
+    shutil.rmtree(finished / "checkpoints" / "4")
+    arguments = "pretrain", other, "--run-dir", run, "--init-from", source, "--train.steps", "3"
+    said = refused(capsys, *arguments)
+    own = f"; {run} has parameters of its own: resume it with `jaxlm pretrain {run}`."
+    assert "has no checkpoint of step 4" in said and said.endswith(f"{own}\n")
+    assert own not in refused(capsys, *arguments[:3], tmp_path / "another", *arguments[4:])
+    assert main(["pretrain", str(run), "--train.steps", "3"]) == 0 and saved_steps(run)[-1] == 3
+
+
 @pytest.mark.slow
 def test_killed_early_it_begins_again_from_the_source(other, finished, tmp_path, monkeypatch):
     """Before the first step or the first checkpoint; bit for bit as the run that was left alone, with the same command

@@ -17,9 +17,11 @@ import pytest
 
 from jaxlm.cli import main
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig, parse_phases
+from jaxlm.config.json import flatten
 from jaxlm.config.presets import load_config, load_preset
 from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
+from jaxlm.fields import Setting
 from jaxlm.models.llama import Llama
 from jaxlm.models.modernbert import ModernBert
 from jaxlm.objectives.causal_lm import CausalLM
@@ -28,7 +30,7 @@ from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.runs.load import load_model, load_run
 from jaxlm.runs.resolve import resolve
-from jaxlm.runs.resume import _check_phases, schedule_remarks
+from jaxlm.runs.resume import _check_configuration, _check_phases, schedule_remarks
 from jaxlm.runs.session import set_up, with_steps
 from jaxlm.training.optimizers import make_schedule
 from tests.training.support import (
@@ -77,7 +79,7 @@ def test_phases(preset, tmp_path, capsys):
     for phases in (PHASES.replace("4x16", "5x16"), PHASES.replace("5e-3", "4e-3"), ""):
         said = refused(capsys, "pretrain", *flags, "--run-dir", pieces, "--train.phases", phases)
         assert "has done 12 steps" in said and "changes a phase that has begun; change only later ones" in said
-    # --step counts from 0. Before another phase, `show` says what comes after it.
+    # --step is the number of steps before. Before another phase, `show` says what comes after it.
     for step, lengths in ((3, ["16", "32"]), (4, ["32"])):
         assert main(["show", str(whole), "--step", str(step), "--examples", "1"]) == 0
         said = capsys.readouterr().out
@@ -134,6 +136,20 @@ def test_phases_to_come_may_change(done, before, now):
 def test_phases_that_have_begun_may_not_change(done, before, now):
     with pytest.raises(UserError, match=f"run has done {max(done, 1)} steps with train.phases '{before}'"):
         _check_phases(SimpleNamespace(path="run", newest_step=done), phased(before), phased(now))
+
+
+@pytest.mark.parametrize(("first", "is_refused"), [(4, False), (3, True)])
+def test_a_mixture_with_phases_may_move(first, is_refused):
+    """Its fingerprints tell whether it is the same text."""
+    before, now = (
+        dataclasses.replace(phased(f"{steps} data.source={folder}/a.txt, 8"),
+                            data=TextData(f"{folder}/a.txt@1,{folder}/b.txt@2", length=32))
+        for folder, steps in (("/old", 4), ("/new", first))
+    )
+    run = SimpleNamespace(path="run", age="", has_begun=True, newest_step=6, experiment=before,
+                          metadata={"configuration": flatten(before, Setting.decides_result)})
+    with pytest.raises(UserError, match="changes a phase that has begun") if is_refused else contextlib.nullcontext():
+        _check_configuration(run, now)
 
 
 @pytest.mark.parametrize(("phases", "steps", "length"), [
@@ -273,7 +289,8 @@ def test_later_commands_have_the_objective_of_their_step(writer_first, capsys):
     assert main(["fill-mask", str(whole), "ba [MASK]"]) == 0
     assert main(["show", config, "--step", "3", "--examples", "1"]) == 0
     said = capsys.readouterr().out
-    assert "CausalLM, step 3: 16 rows of at most 16" in said and "MaskedLM, step 4: 8 rows of at most 32" in said
+    assert "CausalLM, batch of step 4: 16 rows of at most 16" in said
+    assert "MaskedLM, batch of step 5: 8 rows of at most 32" in said
     for phase, shape in (("1", "batch 16 x 16"), ("2", "batch 8 x 32")):
         assert main(["plan", config, "--phase", phase, "--data.vocab-size", "512"]) == 0
         said = capsys.readouterr()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import re
+import shlex
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -135,6 +136,16 @@ def test_a_damaged_checkpoint_is_passed_over(finished, capsys):
     assert (metadata(finished, 12), metrics(finished)) == before
 
 
+def test_a_run_without_its_checkpoints_is_not_begun_again(finished, preset, capsys):
+    for path in (finished / "checkpoints").iterdir():
+        shutil.rmtree(path)
+    before = (finished / "metrics.jsonl").read_bytes()
+    for arguments in ([finished], [preset, "--run-dir", finished, "--train.eval-every", "4"]):
+        said = refused(capsys, "pretrain", *arguments)
+        assert f"{finished} has done 12 steps and holds no checkpoint of them; bring checkpoints/ back" in said
+    assert (finished / "metrics.jsonl").read_bytes() == before and not saved_steps(finished)
+
+
 def refused(capsys, *arguments: object) -> str:
     """The one line that the command leaves on standard error, with exit code 2."""
     capsys.readouterr()
@@ -156,6 +167,19 @@ def test_another_configuration_is_refused(finished, preset, capsys):
     said = refused(capsys, "pretrain", preset, "--run-dir", finished, "--train.eval-every", "4", *more)
     assert "objective.model.vocab_size: 512 -> 600" in said
     assert files_of(finished) == before
+
+
+def test_fields_of_phases_may_change_from_here_on(finished, preset, capsys):
+    """The refusal names the command, which keeps what the run has learnt."""
+    arguments = ["pretrain", preset, "--run-dir", finished, "--train.eval-every", "4", "--train.steps", "14"]
+    said = refused(capsys, *arguments, "--optimizer.learning-rate", "5e-3", "--optimizer.weight-decay", "0.1")
+    command = f"jaxlm pretrain {finished} --train.steps 14 --train.phases '12, 2 optimizer.learning_rate=0.005 "
+    assert f"or change them from here on with `{command}optimizer.weight_decay=0.1'`" in said
+    for flags in (("--train.seed", "1"), ("--optimizer.name", "lion"), ("--objective.model.num-layers", "2")):
+        assert "from here on" not in refused(capsys, *arguments, *flags)
+    assert main(shlex.split(said.split("`")[1])[1:]) == 0
+    assert "resumed at step 12" in capsys.readouterr().out
+    assert [line["learning_rate"] for line in metrics(finished)[-2:]] == pytest.approx([1e-2, 5e-3])
 
 
 def test_changed_text_is_refused_with_both_fingerprints(tmp_path, capsys):
@@ -253,6 +277,9 @@ def test_the_last_good_checkpoint_is_named(preset, tmp_path, capsys, monkeypatch
     assert "gradient of step 7 is not finite" in said and "of step 4" in said
     assert saved_steps(tmp_path / "run") == [4]
     assert [line["step"] for line in metrics(tmp_path / "run")] == [1, 3, 6]
+    assert "Go on with --train.skip-nonfinite 5, or with a lower optimizer.learning_rate in a phase from that" in said
+    assert main(["pretrain", str(tmp_path / "run"), "--train.skip-nonfinite", "5"]) == 0
+    assert saved_steps(tmp_path / "run") == [4, 8, 12]
 
 
 def test_show_of_a_run_tokenizes_as_the_run_does(finished, capsys, monkeypatch):
@@ -288,6 +315,14 @@ def test_epochs_of_text_are_passes_over_its_rows(preset, capsys):
     assert rows == 8 * steps and 2.5 <= feed.passes < 2.5 + 8 / batches.num_rows
     said = refused(capsys, "pretrain", preset, "--run-dir", "run", "--train.epochs", "3", "--train.phases", "4x16, 8")
     assert "set --train.phases= or --train.epochs 0" in said
+
+
+def test_the_last_checkpoints_are_those_of_training():
+    """That of step 0 has an initial head."""
+    assert run_folder._find_named_steps(epath.Path("run"), [0, 1000, 2000], "last2") == (1000, 2000)
+    with pytest.raises(UserError, match=r"has no 3 checkpoints; it keeps those of steps 1,000, 2,000 \("):
+        run_folder._find_named_steps(epath.Path("run"), [0, 1000, 2000], "last3")
+    assert run_folder._find_named_steps(epath.Path("run"), [0, 1000, 2000], "0,1000") == (0, 1000)
 
 
 def test_a_run_without_its_tokenizer_says_so(finished, capsys):
