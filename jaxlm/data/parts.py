@@ -118,6 +118,11 @@ class Part:
         """Whether its text is larger than its size, perhaps by much."""
         return self.files[0].lower().endswith((".gz", ".xz", ".zst", ".parquet"))
 
+    @property
+    def text_size(self) -> int:
+        """Bytes of its text, an estimate where it is compressed."""
+        return self.size * (EXPANSION if self.is_compressed else 1)
+
     def pieces(self, start: int | None = None) -> Iterator[Piece]:
         """Yield the documents in pieces; from the place `start` on, if the part has places."""
         for file in self.files:
@@ -180,7 +185,7 @@ def sample(parts: Sequence[Part], wanted: int) -> Iterator[str]:
 
     At most ten times as much is read. A part that cannot be entered gives what stands near its beginning.
     """
-    sizes = [part.size * (EXPANSION if part.is_compressed else 1) for part in parts]
+    sizes = [part.text_size for part in parts]
     if sum(sizes) <= _READ * wanted:
         yield from _evenly((piece for part in parts for piece in part.pieces()), sum(sizes), wanted)
         return

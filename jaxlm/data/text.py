@@ -25,6 +25,7 @@ from jaxlm.data.rows import kind_of
 from jaxlm.data.shards import Shards
 from jaxlm.data.splits import SplitText, leave_out_copies
 from jaxlm.data.store import FORMAT, Store, is_finished, write_store
+from jaxlm.data.words import Words
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.paths import in_bucket
@@ -69,7 +70,7 @@ class TextData(Data):
 
     tokenizer_kind: Kind = "unigram"
     """Kind of the vocabulary that `auto` trains: SentencePiece unigram or BPE, byte-level BPE as in GPT-2 and RoBERTa,
-    single bytes (258 ids), or whole words."""
+    single bytes (258 ids), or the most frequent words of all of the text."""
 
     vocab_size: int = field(8192, range="[108, 4194304]")
     """Size of the vocabulary that `auto` trains. A text with fewer pieces gives a smaller one: kind unigram needs some
@@ -116,20 +117,24 @@ class TextData(Data):
         return tokenizer
 
     def sample(self) -> list[str]:
-        """Return some ten megabytes of the text from evenly spaced places, for the words of a vocabulary.
+        """Return some ten megabytes of the text from evenly spaced places, for the pieces of a vocabulary.
 
         They have the sources of a mixture by their shares in bytes. At most ten times as much is read.
         """
-        sources = self._sources
-        weights, sizes = zip(*((weight, corpus.size) for _, corpus, weight in sources.values()), strict=True)
-        if not any(sizes):
-            raise UserError(f"{self.source} holds no text; all files are empty.")
-        shares = shares_of(weights, sizes, self.temperature).tolist()
-        opened = zip(sources.values(), shares, strict=True)
-        texts = [text for (_, corpus, _), share in opened for text in sample(corpus.parts, round(share * _SAMPLE))]
+        texts = [text for parts, share in self._shares for text in sample(parts, round(share * _SAMPLE))]
         if not texts:
             raise UserError(f"{self.source} holds no text; every document in it is empty.")
         return texts
+
+    @property
+    def _shares(self) -> list[tuple[list[Part], float]]:
+        """The parts of each source, and its share in the vocabulary's text."""
+        sources = self._sources.values()
+        sizes = [corpus.size for _, corpus, _ in sources]
+        if not any(sizes):
+            raise UserError(f"{self.source} holds no text; all files are empty.")
+        shares = shares_of([weight for *_, weight in sources], sizes, self.temperature).tolist()
+        return [(corpus.parts, share) for (_, corpus, _), share in zip(sources, shares, strict=True)]
 
     def check_format(self, row_format: RowFormat) -> None:
         """Raise UserError for a stream of a mixture; see `jaxlm.data.base.Data`."""
@@ -292,21 +297,34 @@ class TextData(Data):
         return TokenBatch(tokens, np.indices(tokens.shape, np.int32)[0] + 1)
 
     def _trained_tokenizer(self, symbols: Sequence[str], report: Report) -> Tokenizer:
-        texts = self.sample()
         settings = {"kind": self.tokenizer_kind, "vocab_size": self.vocab_size, "normalization": self.normalization}
-        read = hashlib.sha256()
-        for text in texts:
-            read.update(replace_surrogates(text).encode() + b"\0")
-        facts = json.dumps([3, read.hexdigest(), settings, *symbols])
-        name = hashlib.sha256(facts.encode()).hexdigest()[:20]
+        parts, shares = zip(*self._shares, strict=True)
+        is_part = any(sum(part.text_size for part in own) > round(share * _SAMPLE)
+                      for own, share in zip(parts, shares, strict=True))
+        counts_all, size = is_part and self.tokenizer_kind == "words", 0
+        if counts_all:
+            what = [4, [[part.name for part in own] for own in parts], shares]
+        else:
+            texts, read = self.sample(), hashlib.sha256()
+            for data in (replace_surrogates(text).encode() for text in texts):
+                read.update(data + b"\0")
+                size += len(data)
+            what = [3, read.hexdigest()]
+        name = hashlib.sha256(json.dumps([*what, settings, *symbols]).encode()).hexdigest()[:20]
         folder = self.shared_cache / "tokenizers" / name
         if not (folder / MARKER).exists():
             report(f"Training a vocabulary of {self.vocab_size:,} ({self.tokenizer_kind}) on {self.source}")
-            train_tokenizer(iter(texts), str(folder), symbols=symbols, **settings)
+            if counts_all:
+                words = Words(str(self.shared_cache / "words"), self.normalization)
+                run_jobs(jobs_of([words], self.parts()), self.workers, f"Counting the words of {self.source}", report)
+                texts = words.merged(parts, shares)
+            train_tokenizer(texts, str(folder), symbols=symbols, **settings)
         tokenizer = Tokenizer.load(str(folder))
         if self.tokenizer_kind != "bytes" and len(tokenizer) < self.vocab_size:
             sizes = f"{len(tokenizer):,} ids and not {self.vocab_size:,} (--data.vocab-size)"
-            report(f"The vocabulary has {sizes}: this text has no more pieces")
+            has_more = is_part and not counts_all
+            text = f"the {size:,} bytes of the text that were read have" if has_more else "this text has"
+            report(f"The vocabulary has {sizes}: {text} no more pieces")
         return tokenizer
 
 

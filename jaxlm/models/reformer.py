@@ -11,11 +11,11 @@ from typing import Any, Literal, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxlm.errors import UserError
 from jaxlm.fields import field
-from jaxlm.models.base import Inputs, UncachedState, UncachedWriter, document_positions, to_left_edge
+from jaxlm.models.base import AtEnd, Inputs, UncachedState, UncachedWriter, document_positions, last_token, to_left_edge
 from jaxlm.models.layers.chunked import ChunkedConfig, LocalAttention, LshAttention, RowLayout
 from jaxlm.models.layers.config import PlainActivation, TransformerConfig, check_sizes, kernel_init
 from jaxlm.models.layers.dropout import dropout, module_key
@@ -153,7 +153,9 @@ class Reformer(TransformerConfig, UncachedWriter):
         # Pad rows to whole chunks.
         missing = -length % self.length_multiple if length > min(self.chunk_sizes) else 0
         ids, documents = (jnp.pad(x, ((0, 0), (0, missing))) for x in (inputs.ids, documents))
-        return self._run(params, ids, RowLayout(documents), key)[:, :length]
+        if (live := inputs.lengths) is not None:
+            live = -(-live // self.length_multiple) * self.length_multiple // self.lsh_chunk_size
+        return self._run(params, ids, RowLayout(documents, live), key)[:, :length]
 
     def _run(self, params: Params, ids: jax.Array, rows: RowLayout, key: jax.Array | None = None) -> jax.Array:
         keys = (None,) * 3 if key is None else jax.random.split(key, 3)
@@ -209,12 +211,25 @@ class Reformer(TransformerConfig, UncachedWriter):
 
     def next_logits(self, params: Params, state: UncachedState) -> Float[Array, "batch vocab"]:
         """Return the logits after the last token of each row, as if the row ended there."""
-        room = ((0, 0), (0, -state.tokens.shape[1] % self.length_multiple))
-        tokens, segments = to_left_edge(jnp.pad(state.tokens, room), jnp.pad(state.filled, room))
-        lengths = jnp.sum(segments, axis=1)
-        num_live_chunks = -(-lengths // self.length_multiple) * self.length_multiple // self.lsh_chunk_size
-        hidden = self._run(params, tokens * segments, RowLayout(segments, num_live_chunks))
-        return self.predict_tokens(params, at_positions(hidden, lengths[:, None] - 1)[:, 0])
+        hidden, mask = self._at_left_edge(params, state.tokens, state.filled)
+        return self.predict_tokens(params, last_token(hidden, mask))
+
+    def target_features(
+        self, params: Params, prompts: Int[Array, "batch length"], mask: Bool[Array, "batch length"],
+        targets: Int[Array, "batch targets"], target_mask: Bool[Array, "batch targets"], start: int = 0,
+    ) -> Float[Array, "batch targets features"]:
+        """Return the features that predict each target, as if the row had no padding; see `Writer.target_features`."""
+        ids = jnp.concatenate([prompts, targets[:, :-1]], axis=1)
+        hidden, _ = self._at_left_edge(params, ids, jnp.concatenate([mask, target_mask[:, 1:]], axis=1))
+        positions = jnp.sum(mask, axis=1, keepdims=True) - 1 + jnp.arange(targets.shape[1])
+        return at_positions(hidden, jnp.maximum(positions, 0))
+
+    def _at_left_edge(
+        self, params: Params, ids: Int[Array, "batch length"], mask: Bool[Array, "batch length"]
+    ) -> tuple[Float[Array, "batch length width"], Int[Array, "batch length"]]:
+        """Return the hidden states of rows that begin with padding, moved to where chunks begin, and their mask."""
+        ids, mask = to_left_edge(ids, mask)
+        return self._hidden_states(params, Inputs(ids * mask, mask=mask, padding=AtEnd()), None), mask
 
     def forward_flops(self, length: int, predicted: int = 0) -> float:
         """Return the FLOPs of one sequence's forward pass, with hashing and chunked attention."""

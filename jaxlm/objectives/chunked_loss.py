@@ -33,8 +33,10 @@ CHUNK_TOKENS = 4096
 It keeps matrix units busy and amortizes the addition of every chunk to the gradient of the whole output matrix. The
 batch is never split, because it is sharded over devices already.
 """
+CHUNK_LOGITS = 1 << 30
+"""Largest number of logits in a chunk on a device, which vocabularies of more than 262,144 tokens reach."""
 UNROLL = 4
-"""Number of chunks unrolled in a row.
+"""Number of chunks unrolled in a row, but 1 for larger vocabularies.
 
 In unrolled code the compiler fuses the softmax into the products that read it, which it does not in a loop. Longer
 losses are loops over this many chunks.
@@ -69,9 +71,13 @@ class TokenLosses(NamedTuple):
         return {f"{name}_loss": loss, f"{name}_accuracy": Term.of(self.correct, weights)}
 
 
-def chunk_positions(batch: int, length: int) -> int:
+def chunk_positions(batch: int, length: int, vocab: int) -> int:
     """Return the number of positions of every row per chunk, on the mesh of the current trace."""
-    return min(length, max(1, CHUNK_TOKENS * num_batch_shards() // batch))
+    return min(length, max(1, min(CHUNK_TOKENS, CHUNK_LOGITS // vocab) * num_batch_shards() // batch))
+
+
+def _unroll(vocab: int) -> int:
+    return UNROLL if CHUNK_TOKENS * vocab <= CHUNK_LOGITS else 1
 
 
 def chunked_cross_entropy(
@@ -102,7 +108,7 @@ def chunked_cross_entropy(
         temperature: softmax temperature of that sample only.
     """
     batch, length, _ = hidden.shape
-    chunk = _equal_chunks(length, chunk or chunk_positions(batch, length))
+    chunk = _equal_chunks(length, chunk or chunk_positions(batch, length, table.shape[0]))
     split = functools.partial(_split, chunk=chunk)
 
     def join(x: jax.Array) -> jax.Array:
@@ -246,7 +252,7 @@ def _forward(hidden, table, bias, labels, weights, uniform, z_loss, temperature,
     is_small = _is_small(hidden, weights)
     matrix, offset = _output_matrix(table, hidden.dtype, is_small), _offset(bias, table.shape[0], is_small)
 
-    def run(shift_of: Shift | None, unroll: int = UNROLL) -> tuple[TokenLosses, Any]:
+    def run(shift_of: Shift | None, unroll: int = _unroll(table.shape[0])) -> tuple[TokenLosses, Any]:
         def chunk_step(carry: Any, chunk: Any) -> tuple[Any, Any]:
             total, sums = carry
             hidden, labels, weights, _ = chunk
@@ -329,7 +335,7 @@ def chunked_divergence(
     gradients independent of the temperature.
     """
     batch, length, _ = student[0].shape
-    chunk = _equal_chunks(length, chunk or chunk_positions(batch, length))
+    chunk = _equal_chunks(length, chunk or chunk_positions(batch, length, student[1].shape[0]))
     (student_hidden, *student_output), (teacher_hidden, *teacher_output) = student, teacher
     return _divergence(
         _split(student_hidden, chunk), *student_output, _split(teacher_hidden, chunk), *teacher_output,
@@ -360,7 +366,7 @@ def _divergence_forward(hidden, table, bias, teacher_hidden, teacher_table, teac
 
     start = (jnp.float32(0), _no_gradients(matrix, bias))
     chunks = (hidden, teacher_hidden, weights)
-    (total, sums), d_hidden = jax.lax.scan(chunk_step, start, chunks, unroll=UNROLL)
+    (total, sums), d_hidden = jax.lax.scan(chunk_step, start, chunks, unroll=_unroll(table.shape[0]))
     return total, (d_hidden, *_table_gradients(sums, table.shape[0]))
 
 

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import sentencepiece
@@ -35,13 +35,16 @@ _BOUNDARY = SYMBOL_NAMES["pad"]
 # Excluded from the alphabet: the space, whose mark is in it, and characters that SentencePiece reserves or rejects.
 _NO_PIECE = frozenset(" \t\n\0\u2585") | frozenset(map(chr, range(0xD800, 0xE000)))
 _CHUNK = 2048
+_WORDS = tokenizers.pre_tokenizers.BertPreTokenizer()  # at spaces and around each punctuation mark
+MOST_WORDS = 20_000_000
+"""Largest number of words that are counted at a time (word2vec.c: 21 million)."""
 # Unigram training starts with this many candidates per piece. SentencePiece's default of a million takes four times as
 # long for 8,192 pieces and 20 MB, and encodes similar text in 0.1 % fewer tokens at best.
 _SEEDS = 8
 
 
 def train_tokenizer(
-    texts: Iterable[str],
+    texts: Iterable[str] | Mapping[str, float],
     folder: str | os.PathLike[str],
     *,
     kind: Kind = "unigram",
@@ -55,7 +58,7 @@ def train_tokenizer(
 
     Args:
         texts: documents or pieces of them. They are held in memory, so sample some ten megabytes of a large corpus
-            (`jaxlm.data.fingerprint.sample`).
+            (`jaxlm.data.parts.sample`). For "words" also their counts (see `count_words`).
         folder: folder to write.
         kind: "unigram" or "bpe", both by SentencePiece; "byte-bpe", as in GPT-2 and RoBERTa; "bytes", single bytes
             (258 ids); or "words", the most frequent words and punctuation marks (all others are [UNK]).
@@ -69,9 +72,10 @@ def train_tokenizer(
     """
     if plain := [name for name in symbols if not re.fullmatch(r"\[[^\s\[\]]+\]|<[^\s<>]+>", name)]:
         raise UserError(f"the special token {plain[0]!r} has no brackets; write it like [R] or <r>.")
-    texts = map(replace_surrogates, texts)
-    texts = texts if normalization == "identity" else map(normalize, texts)
-    chunks = list(_chunks(texts, keep_lines=kind in ("byte-bpe", "bytes")))
+    if kind == "words":
+        chunks = texts if isinstance(texts, Mapping) else count_words(texts, normalization)
+    else:
+        chunks = list(_chunks(_normalized(texts, normalization), keep_lines=kind in ("byte-bpe", "bytes")))
     if not chunks:
         raise UserError("there is no text to train a tokenizer on; check the source.")
     if kind in ("unigram", "bpe"):
@@ -83,6 +87,33 @@ def train_tokenizer(
     tokenizer = Tokenizer(definition)
     tokenizer.save(folder)
     return tokenizer
+
+
+def count_words(texts: Iterable[str], normalization: Normalization) -> collections.Counter[str]:
+    """Return the counts of the words and punctuation marks, of which rare ones are dropped above MOST_WORDS."""
+    counts, least = collections.Counter(), 1
+    for chunk in _chunks(_normalized(texts, normalization), keep_lines=False):
+        counts.update(word for word, _ in _WORDS.pre_tokenize_str(chunk))
+        least = drop_rare_words(counts, least)
+    return counts
+
+
+def drop_rare_words(counts: collections.Counter[str], least: int) -> int:
+    """Drop the words with counts up to `least`, then `least` + 1 and so on, until there are at most MOST_WORDS.
+
+    Returns:
+        The next `least`, as in the ReduceVocab of word2vec.c.
+    """
+    while len(counts) > MOST_WORDS:
+        for word in [word for word, count in counts.items() if count <= least]:
+            del counts[word]
+        least += 1
+    return least
+
+
+def _normalized(texts: Iterable[str], normalization: Normalization) -> Iterable[str]:
+    texts = map(replace_surrogates, texts)
+    return texts if normalization == "identity" else map(normalize, texts)
 
 
 def _chunks(texts: Iterable[str], *, keep_lines: bool) -> Iterator[str]:
@@ -140,18 +171,16 @@ def _byte_vocabulary(
 
 
 def _train_words(
-    chunks: list[str], vocab_size: int, normalizer: dict[str, Any] | None, symbols: Sequence[str]
+    counts: Mapping[str, float], vocab_size: int, normalizer: dict[str, Any] | None, symbols: Sequence[str]
 ) -> files.Definition:
     """Return the special tokens, then the words by frequency, equally frequent ones in alphabetical order."""
     special = list(dict.fromkeys((*SYMBOL_NAMES.values(), *SENTINELS, *symbols)))
-    splitter = tokenizers.pre_tokenizers.BertPreTokenizer()  # at spaces and around each punctuation mark
-    counts = collections.Counter(word for chunk in chunks for word, _ in splitter.pre_tokenize_str(chunk))
     words = sorted(counts.keys() - set(special), key=lambda word: (-counts[word], word))
     _require_size(vocab_size, len(special) + 1, "special tokens and one word")
     pieces = [*special, *words][:vocab_size]
     vocab = {piece: token_id for token_id, piece in enumerate(pieces)}
     model = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token=SYMBOL_NAMES["unk"]))
-    model.pre_tokenizer = splitter
+    model.pre_tokenizer = _WORDS
     model.add_special_tokens(special)
     parts = json.loads(model.to_str()) | {"normalizer": normalizer}
     return files.json_definition(parts, SYMBOL_NAMES, f"the vocabulary of {len(pieces)} words")

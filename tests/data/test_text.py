@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -228,6 +229,35 @@ def test_a_vocabulary_larger_than_the_text_supports(config, tmp_path):
     assert remark in lines
     lines.clear()
     assert prepare(large, lines.append).tokenizer == tokenizer and lines == [remark]  # also when it is found again
+
+
+def test_a_vocabulary_of_words_counts_all_of_the_text(tmp_path, monkeypatch):
+    """A vocabulary of pieces comes from a sample, and a mixture's words have its shares."""
+    monkeypatch.setattr("jaxlm.data.text._SAMPLE", 10_000)
+    rng, lines = np.random.default_rng(0), []
+    words = np.array([a + b + c for a in "bdfgk" for b in "aeiou" for c in "lmnprst"] * 12, object)[:2000]
+    words += [chr(ord("a") + i // 175) for i in range(2000)]
+    counts = dict(zip(words, map(int, rng.integers(5, 15, 2000)), strict=True))
+    assert len(counts) == 2000
+    occurrences = rng.permutation([word for word, count in counts.items() for _ in range(count)])
+    (tmp_path / "a.txt").write_text("\n\n".join(" ".join(part) for part in np.array_split(occurrences, 100)))
+    assert (tmp_path / "a.txt").stat().st_size > 90_000
+
+    def pieces(source, **settings):
+        data = TextData(source=source, cache_dir=str(tmp_path / "cache"), vocab_size=5000, **settings)
+        return data.prepare_tokenizer(lines.append).vocabulary.pieces
+
+    expected = tuple(sorted(counts, key=lambda word: (-counts[word], word)))
+    for _ in range(2):
+        assert pieces(str(tmp_path / "a.txt"), tokenizer_kind="words")[107:] == expected
+    assert [line.split()[0] for line in lines] == ["Training", "Counting", "The", "The"]
+    assert lines[-1].endswith("5,000 (--data.vocab-size): this text has no more pieces")
+    pieces(str(tmp_path / "a.txt"))
+    assert re.search(r": the (9|10),\d\d\d bytes of the text that were read have no more pieces$", lines[-1])
+    (tmp_path / "b.txt").write_text("zu zu zu zo")  # a hundredth of some 19,000 words
+    assert pieces(f"{tmp_path}/a.txt@0.99,{tmp_path}/b.txt@0.01", tokenizer_kind="words")[107:110] == (
+        "zu", "zo", expected[0]
+    )
 
 
 def test_a_missing_tokenizer_is_refused_before_the_text_is_read(config, tmp_path):

@@ -15,7 +15,7 @@ import pytest
 
 from jaxlm.errors import UserError
 from jaxlm.models import reformer
-from jaxlm.models.base import Inputs
+from jaxlm.models.base import AtEnd, Inputs, text_vectors
 from jaxlm.models.layers.chunked import LshAttention, RowLayout, permute, previous_chunks, torch_normal
 from jaxlm.models.reformer import Reformer
 from jaxlm.objectives.causal_lm import CausalLM
@@ -172,6 +172,27 @@ def test_previous_chunks():
     assert previous_chunks(4, 2, jnp.asarray([4, 3, 1])).tolist() == [
         [7, 0, 1, 2, 3, 4, 5, 6], [6, 0, 1, 2, 2, 4, 5, 6], [4, 0, 1, 2, 0, 4, 5, 6]
     ]
+
+
+def test_padding_has_no_influence(params):
+    ids, first = IDS[:, :21], 8
+    alone = jax.jit(SMALL.hidden_states)(params, Inputs(ids[:, :-1]))[:, first - 1 :]  # the last token is not read
+    for padding in (0, 1, 15, 16, 31):
+        prompts, mask = (np.pad(x, ((0, 0), (padding, 0))) for x in (ids[:, :first], np.ones((1, first), bool)))
+        targets, target_mask = np.pad(ids[:, first:], ((0, 0), (0, 2))), np.arange(15)[None] < 13
+        found = jax.jit(SMALL.target_features)(params, prompts, mask, targets, target_mask)[:, :13]
+        np.testing.assert_allclose(found, alone, atol=1e-4)
+
+
+def test_a_longer_text_has_no_influence_on_a_vector(params):
+    @jax.jit
+    def vectors(params, ids, mask):
+        return text_vectors(SMALL, params, Inputs(ids, mask=mask, padding=AtEnd()), "mean")
+
+    for length in (7, 17):
+        mask = (np.arange(36) < np.array([[36], [length]])).astype(np.int32)
+        beside = vectors(params, np.where(mask, IDS, 0), mask)[1:]
+        np.testing.assert_allclose(beside, vectors(params, IDS[:, :length], mask[1:, :length]), atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -142,14 +142,34 @@ def test_never_holds_all_logits():
 
 
 def test_chunks_suit_the_devices(monkeypatch):
-    def positions(shards, *shape):
+    def positions(shards, *shape, vocab=30_522):
         monkeypatch.setattr(chunked_loss, "num_batch_shards", lambda: shards)
-        return chunk_positions(*shape)
+        return chunk_positions(*shape, vocab)
 
     assert positions(1, 16, 1024) == CHUNK_TOKENS // 16
     assert positions(64, 1024, 1024) == CHUNK_TOKENS // 16  # same rows per device, same chunks
     assert positions(1, 1, 1024) == 1024
     assert positions(1, 10_000, 128) == 1
+    assert positions(1, 16, 1024, vocab=262_144) == CHUNK_TOKENS // 16
+    assert positions(1, 16, 1024, vocab=793_471) == 1353 // 16
+
+
+def test_a_large_vocabulary_has_smaller_chunks(monkeypatch):
+    """The evaluation of ELMo with all of its words, and equal losses and gradients at a small size."""
+    def loss(hidden, table, bias, labels, weights):
+        return chunked_cross_entropy(hidden, table, labels, weights, bias=bias).total
+
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((384, 20, 512), (793_471, 512), (793_471,))]
+    labels = jax.ShapeDtypeStruct((384, 20), jnp.int32)
+    compiled = jax.jit(loss).lower(*shapes, labels, jax.ShapeDtypeStruct((384, 20), jnp.float32)).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 16 << 30  # 11.8 GiB; 47 in chunks of 4,096 positions
+
+    small = inputs(length=40)
+    expected = jax.value_and_grad(loss, (0, 1, 2))(*small)
+    monkeypatch.setattr(chunked_loss, "CHUNK_LOGITS", 29 * 9)
+    assert chunk_positions(3, 40, 29) == 3
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), expected,
+                 jax.value_and_grad(loss, (0, 1, 2))(*small))
 
 
 @pytest.mark.parametrize("chunk", first_fast([3, 1, None]))

@@ -12,7 +12,7 @@ import pytest
 import tokenizers
 
 from jaxlm.errors import UserError
-from jaxlm.tokenizers import sentencepiece_json
+from jaxlm.tokenizers import sentencepiece_json, training
 from jaxlm.tokenizers.normalizer import normalize
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.training import Kind, _chunks, train_tokenizer
@@ -218,3 +218,10 @@ def test_words_by_frequency(tmp_path):
     assert tokenizer.encode_with_symbols("b [MASK] a") == [107, v.mask, 109]
     assert tokenizer.decode([107, 109]) == "b a"
     assert Tokenizer.load(tmp_path / "words") == tokenizer
+
+
+def test_rare_words_are_dropped_while_words_are_counted(monkeypatch):
+    monkeypatch.setattr(training, "MOST_WORDS", 3)
+    texts = ["a a a b b c", "d", "e b a", "c d e f f f f"]
+    # The second text drops words with a count of 1, the fourth those with 2 as well.
+    assert training.count_words(texts, "identity") == {"a": 4, "b": 3, "f": 4}
