@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 
+from jaxlm.analysis import bench
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.parallel.rows import local_rows, place_rows
 from jaxlm.parallel.rules import batch_sharding
@@ -173,6 +174,24 @@ def test_processes_stop_by_the_figures_of_the_first(preset, tmp_path):
     for command in both:
         assert command.wait() == 0, command.output
     assert saved_steps(run)[-1] == 3 and "Best: step 3, loss" in both[0].output
+
+
+class Timed(Command):
+    """A `Command` whose process 1 would time up to 200 steps in a round, process 0 one."""
+
+    @staticmethod
+    def target(arguments: list[str], environment: dict[str, str], log: str) -> None:
+        bench.ROUND_SECONDS = 0.01 * 3000 ** int(environment["JAX_PROCESS_ID"])
+        Command.target(arguments, environment, log)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["bench", "plan"])
+def test_processes_time_the_same_steps_and_the_first_prints(preset, tmp_path, command):
+    both = processes(tmp_path, *[[command, preset, "--json"]] * 2, command=Timed)
+    for process in both:
+        assert process.wait() == 0, process.output
+    assert ["_step_seconds" in process.output for process in both] == [True, False]
 
 
 @pytest.mark.slow
