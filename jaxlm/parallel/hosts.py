@@ -41,7 +41,7 @@ PLACE = ("JAX_COORDINATOR_ADDRESS", "MEGASCALE_COORDINATOR_ADDRESS", "SLURM_JOB_
 """Variables that name a cluster and one of its processes on a host; together, since `mpirun` keeps the SLURM_PROCID of
 its shell."""
 JOIN_SECONDS = "JAXLM_JOIN_SECONDS"
-"""Seconds to wait for the other processes to start, 300 by default."""
+"""Seconds to wait for the other processes to start, and for the devices, 300 by default."""
 WAIT_SECONDS = "JAXLM_WAIT_SECONDS"
 """Seconds to wait for the other processes later, as for process 0 to tokenize the text: 86,400 by default."""
 LOG_SECONDS = 60.0
@@ -93,6 +93,22 @@ def join_processes() -> None:
             f"the environment says that this process is one of several, but jax cannot find the others ({error}); "
             "set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID."
         ) from error
+
+
+def start_devices() -> None:
+    """Start jax's devices. If they take longer than JAXLM_JOIN_SECONDS the process says so and exits with 1.
+
+    Raises:
+        UserError: They are those of several hosts, which have not joined.
+    """
+    seconds = _seconds(JOIN_SECONDS, 300)
+    state = "jax waits for its devices; on a TPU slice of several hosts all must start"
+    with _patience(state, seconds, JOIN_SECONDS, 1, "JAX_PLATFORMS=cpu looks at a run from one host."):
+        jax.devices()
+    if jax.process_count() > 1 and not jax.distributed.is_initialized():
+        raise UserError(
+            f"this slice has {jax.process_count()} hosts, which jaxlm has not joined; set {CLUSTER}=1 on all."
+        )
 
 
 def _hold_place() -> None:

@@ -180,6 +180,23 @@ def test_a_cluster_that_is_not_complete_is_given_up(started, monkeypatch, capsys
     assert given_up.is_set() and "others of its cluster; gave up after 1 s" in capsys.readouterr().err
 
 
+def test_a_host_of_a_slice_that_waits_for_the_others_says_so(started, monkeypatch, capsys):
+    """libtpu would wait without a line."""
+    given_up = threading.Event()
+    monkeypatch.setattr(hosts.os, "_exit", lambda code: code == 1 and given_up.set())
+    monkeypatch.setattr(jax, "devices", lambda: given_up.wait(20))
+    monkeypatch.setenv(hosts.JOIN_SECONDS, "1")
+    start_jax()
+    said = capsys.readouterr().err
+    assert given_up.is_set() and "on a TPU slice of several hosts all must start; gave up after 1 s" in said
+
+
+def test_hosts_that_have_not_joined_are_told_to(started, monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 4)
+    with pytest.raises(UserError, match="this slice has 4 hosts, which jaxlm has not joined; set JAXLM_CLUSTER=1"):
+        start_jax()
+
+
 def test_a_port_that_is_taken_is_a_mistake(tmp_path, preset):
     """As by another process 0."""
     with socket.create_server(("127.0.0.1", 0)) as server:
