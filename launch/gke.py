@@ -58,7 +58,7 @@ def manifest(args: argparse.Namespace) -> str:
     values = {
         "name": args.name, "image": args.image, "command": args.command, "service_account": args.service_account,
         "slices": args.slices, "hosts": args.chips // args.chips_per_host, "chips_per_host": args.chips_per_host,
-        "node_selector": selector,
+        "node_selector": selector, "compilation_cache": f"{path}/xla" if claim else "",
         "volumes": [{"name": "shared", "persistentVolumeClaim": {"claimName": claim}}] if claim else [],
         "volume_mounts": [{"name": "shared", "mountPath": path}] if claim else [],
     }

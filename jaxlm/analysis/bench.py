@@ -21,6 +21,7 @@ from jaxlm.inference.generate import Settings, continuations
 from jaxlm.keys import Purpose, purpose_key
 from jaxlm.models.layers.kernel_choice import recorded_choices
 from jaxlm.objectives.base import Objective
+from jaxlm.parallel.hosts import from_main
 from jaxlm.parallel.mesh import make_mesh
 from jaxlm.parallel.peaks import measured_flops, peak_flops
 from jaxlm.parallel.rules import batch_sharding
@@ -50,7 +51,7 @@ def bench_pretraining(
         session = session.replace(optimizer=dataclasses.replace(experiment.optimizer, name="adamw"))
         experiment = session.experiment
     t, length, mesh = experiment.train, experiment.data.length, make_mesh(experiment.mesh)
-    batch, device, dtype = session.synthetic_batch(), mesh.devices.flat[0], objective.model.dtype
+    batch, device, dtype = session.synthetic_batch(), mesh.local_devices[0], objective.model.dtype
     peer = TrainStep(experiment, objective, batch, report).side() if has_peer else None
     program = session.program(mesh)
     placed, state = jax.device_put(batch, batch_sharding(mesh)), program.init_state(program.init_params(t.seed))
@@ -68,7 +69,7 @@ def bench_pretraining(
     for side in sides:
         side.start(1, report)
         side.run(WARMUP_STEPS)
-    steps = steps or max(1, min(MAX_STEPS, math.ceil(ROUND_SECONDS / ours.time(1))))
+    steps = from_main(steps or max(1, min(MAX_STEPS, math.ceil(ROUND_SECONDS / ours.time(1)))))
     peaks: list[float] = []  # measured in every round: a single measurement on a busy machine would be far too low
     published_peak = peak_flops(device)
     peak_side = Side("peak", lambda _: peaks.append(published_peak or measured_flops(device, dtype)))

@@ -34,6 +34,7 @@ from jaxlm.objectives.base import total_loss
 from jaxlm.parallel.activations import tracing_for
 from jaxlm.parallel.checksums import checksums
 from jaxlm.parallel.compiler import compiler_options
+from jaxlm.parallel.hosts import CLUSTER
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.parallel.peaks import gpu_model, tpu_generation
 from jaxlm.parallel.rules import batch_sharding, replicated
@@ -60,7 +61,10 @@ def all_checks(names: Sequence[str]) -> dict[str, Check]:
     """Return the checks by name, the most important first; with names only those, each of a check or a preset."""
     device = jax.devices()[0]
     if jax.process_count() > 1:
-        raise UserError("`jaxlm check` is for the devices of one process; start it on one host, without the others.")
+        raise UserError(
+            f"`jaxlm check` is for the devices of one process; set {CLUSTER}=0, and on a TPU host of four chips "
+            "TPU_PROCESS_BOUNDS=1,1,1 TPU_CHIPS_PER_PROCESS_BOUNDS=2,2,1 (untried)."
+        )
     try:
         cpu = jax.local_devices(backend="cpu")[0]
     except RuntimeError:

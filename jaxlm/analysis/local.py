@@ -30,7 +30,7 @@ def plan_here(session: Session, hlo: Path | None = None, report: Report = print)
     The text of the compiled module is written to `hlo`.
     """
     program, batch = session.program(make_mesh(session.experiment.mesh)), batch_shapes(session)
-    device, devices = program.mesh.devices.flat[0], program.mesh.size
+    device, devices = program.mesh.local_devices[0], program.mesh.size
     sharing = devices if device.platform == "cpu" else 1  # the devices of one CPU share its memory
     report("Compiling …")
     start = time.perf_counter()

@@ -41,6 +41,8 @@ def main(arguments: list[str]) -> int:
     if options.peer:  # jax would otherwise reserve most of a GPU's memory
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     resolved = resolve_config(parser, options, flags)
+    import jax
+
     from jaxlm.analysis import bench
     from jaxlm.analysis.step import open_stand_in
     from jaxlm.analysis.timing import readable
@@ -61,5 +63,6 @@ def main(arguments: list[str]) -> int:
             found = bench.bench_generation(session, options.generate, has_peer, log_line)
         else:
             found = bench.bench_pretraining(session, has_peer, options.steps, log_line)
-    print(json.dumps(found) if options.json else readable(found))
+    if jax.process_index() == 0:
+        print(json.dumps(found) if options.json else readable(found))
     return 0

@@ -201,7 +201,7 @@ def start_jax() -> None:
     import jax
 
     from jaxlm.data.cache import compilation_cache
-    from jaxlm.parallel.hosts import join_processes
+    from jaxlm.parallel.hosts import join_processes, start_devices
 
     # For inference too, as `GPU_OPTIONS` for steps: the search for Triton's products takes a minute for each shape.
     flags = os.environ.get("XLA_FLAGS", "")
@@ -212,7 +212,7 @@ def start_jax() -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
     try:
         join_processes()
-        jax.devices()
+        start_devices()
     except (AssertionError, RuntimeError, ValueError) as error:
         # An assertion without a text means that there is no plugin for these platforms.
         why = str(error) or f"JAX_PLATFORMS={jax.config.jax_platforms} has no plugin; install jaxlm's extra for it."

@@ -77,6 +77,8 @@ def main(arguments: list[str]) -> int:
 
 def print_plan(session: Any, topology: str | None, options: Any) -> None:
     """Print the plan of one topology, or without one that of the devices here."""
+    import jax
+
     from jaxlm.analysis.local import plan_here
     from jaxlm.analysis.plan import plan
     from jaxlm.analysis.report import describe
@@ -87,7 +89,8 @@ def print_plan(session: Any, topology: str | None, options: Any) -> None:
     else:
         found = plan_here(session, hlo, log_line)
     found = dataclasses.replace(found, price=options.price)
-    print(json.dumps(found.to_json()) if options.json else describe(found))
+    if topology or jax.process_index() == 0:
+        print(json.dumps(found.to_json()) if options.json else describe(found))
 
 
 def print_topologies(session: Any, topologies: list[str], options: Any) -> None:

@@ -97,7 +97,7 @@ class Batches:
         """Return the mean row length in tokens, for throughput; `length` is the maximum sequence length."""
         return length
 
-    def batch(self, step: int, local: slice = slice(None)) -> Any:
+    def batch(self, step: int, local: np.ndarray | slice = slice(None)) -> Any:
         """Return batch number `step`, or of it only this host's rows `local`; raise UserError if there are none."""
         self._require_rows()
         row_numbers = np.arange(self.batch_size)[local]
@@ -115,7 +115,7 @@ class Batches:
             index[chosen] = permute(position[chosen], self.num_rows, self._seed, int(number))
         return index
 
-    def stream(self, start_step: int = 0, local: slice = slice(None)) -> Iterator[Any]:
+    def stream(self, start_step: int = 0, local: np.ndarray | slice = slice(None)) -> Iterator[Any]:
         """Yield batches start_step, start_step + 1, ... without end.
 
         A thread reads a few batches ahead. It ends when the iterator is closed or garbage-collected.
@@ -132,7 +132,7 @@ class Batches:
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def evaluation(self, batch_size: int, count: int, local: slice = slice(None)) -> Iterator[Any]:
+    def evaluation(self, batch_size: int, count: int, local: np.ndarray | slice = slice(None)) -> Iterator[Any]:
         """Yield the first `count` batches of a fixed permutation, or of a stream, and stop after all windows.
 
         Empty rows (segment_ids all 0, or row -1) fill the last batch.
@@ -150,7 +150,7 @@ class Batches:
         """Return the `size` rows of an evaluation in their order."""
         return permute(np.arange(size), self.num_rows, EVALUATION_KEY)
 
-    def _read(self, index: np.ndarray, local: slice) -> Any:
+    def _read(self, index: np.ndarray, local: np.ndarray | slice) -> Any:
         """Read this host's rows `local` of a batch of the rows `index`."""
         return self.table.read(index[local])
 

@@ -388,7 +388,7 @@ class LengthBatches(Batches):
     def read_length(self, length: int) -> int:
         return round(float(np.mean([self.table.padded(index) for index in self._pool(0)]))) if self.num_rows else length
 
-    def batch(self, step: int, local: slice = slice(None)) -> Arrays:
+    def batch(self, step: int, local: np.ndarray | slice = slice(None)) -> Arrays:
         self._require_rows()
         pool, number = divmod(step, _POOL)
         # Only batches that begin in the same epoch change places, so whole epochs read every row equally often.
@@ -408,5 +408,5 @@ class LengthBatches(Batches):
         chosen = super()._evaluation_order(size) if size < self.num_rows else np.arange(size)
         return chosen[np.argsort(self.table.lengths[chosen], kind="stable")]
 
-    def _read(self, index: np.ndarray, local: slice) -> Arrays:
+    def _read(self, index: np.ndarray, local: np.ndarray | slice) -> Arrays:
         return self.table.read(index[local], self.table.padded(index))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import importlib.metadata
 import json
@@ -12,6 +13,7 @@ import re
 import secrets
 import socket
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -33,9 +35,13 @@ Result = TypeVar("Result")
 CLUSTER = "JAXLM_CLUSTER"
 """Launchers of one process per host or GPU set this variable to 1: then it is an error if jax cannot find the other
 processes, instead of several runs of one process each. A Cloud TPU VM needs it, since only its metadata server knows
-the workers."""
+the workers. 0 means alone, whatever else the environment says."""
+PLACE = ("JAX_COORDINATOR_ADDRESS", "MEGASCALE_COORDINATOR_ADDRESS", "SLURM_JOB_ID", "OMPI_MCA_orte_hnp_uri",
+         "PMIX_NAMESPACE", "JAX_PROCESS_ID", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
+"""Variables that name a cluster and one of its processes on a host; together, since `mpirun` keeps the SLURM_PROCID of
+its shell."""
 JOIN_SECONDS = "JAXLM_JOIN_SECONDS"
-"""Seconds to wait for the other processes to start, 300 by default."""
+"""Seconds to wait for the other processes to start, and for the devices, 300 by default."""
 WAIT_SECONDS = "JAXLM_WAIT_SECONDS"
 """Seconds to wait for the other processes later, as for process 0 to tokenize the text: 86,400 by default."""
 LOG_SECONDS = 60.0
@@ -59,7 +65,7 @@ def join_processes() -> None:
     within JAXLM_JOIN_SECONDS, the process says so and exits with 1.
 
     Raises:
-        UserError: The variables are wrong.
+        UserError: The variables are wrong, or this process of the cluster runs already.
     """
     if jax.distributed.is_initialized() or not _is_one_of_several():
         return
@@ -70,6 +76,7 @@ def join_processes() -> None:
     if processes:
         address, count, index = processes
         state = f"process {index} of {count} waits for {'process 0' if index else 'the others'} at {address}"
+    _hold_place()
     log(f"{state}; waiting up to {seconds} s ({JOIN_SECONDS}).")
     try:
         if processes and index == 0:
@@ -86,6 +93,40 @@ def join_processes() -> None:
             f"the environment says that this process is one of several, but jax cannot find the others ({error}); "
             "set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID."
         ) from error
+
+
+def start_devices() -> None:
+    """Start jax's devices. If they take longer than JAXLM_JOIN_SECONDS the process says so and exits with 1.
+
+    Raises:
+        UserError: They are those of several hosts, which have not joined.
+    """
+    seconds = _seconds(JOIN_SECONDS, 300)
+    state = "jax waits for its devices; on a TPU slice of several hosts all must start"
+    with _patience(state, seconds, JOIN_SECONDS, 1, "JAX_PLATFORMS=cpu looks at a run from one host."):
+        jax.devices()
+    if jax.process_count() > 1 and not jax.distributed.is_initialized():
+        raise UserError(
+            f"this slice has {jax.process_count()} hosts, which jaxlm has not joined; set {CLUSTER}=1 on all."
+        )
+
+
+def _hold_place() -> None:
+    """Lock a file of this host until the process ends; raise UserError if a process with the same PLACE has the lock.
+
+    jax would take the second one for the first, restarted, and end all.
+    """
+    digest = hashlib.sha256(repr([os.environ.get(name) for name in PLACE]).encode()).hexdigest()[:16]
+    file = Path(tempfile.gettempdir(), f"jaxlm-{os.getuid()}-{digest}.lock")
+    try:
+        fcntl.flock(os.open(file, os.O_RDWR | os.O_CREAT, 0o600), fcntl.LOCK_EX | fcntl.LOCK_NB)  # and never closed
+    except BlockingIOError:
+        raise UserError(
+            "another jaxlm process of this cluster runs on this host, and a second one would end it; set "
+            f"{CLUSTER}=0 JAX_PLATFORMS=cpu to look at a run."
+        ) from None
+    except OSError:  # a host without locks goes on
+        pass
 
 
 @contextlib.contextmanager
@@ -157,6 +198,8 @@ def log(sentence: str) -> None:
 
 def _is_one_of_several() -> bool:
     env = os.environ
+    if env.get(CLUSTER) == "0":
+        return False
     if "JAX_COORDINATOR_ADDRESS" in env and "JAX_PROCESS_ID" in env:
         return True
     if "," in env.get("TPU_WORKER_HOSTNAMES", "") or "MEGASCALE_COORDINATOR_ADDRESS" in env:
@@ -166,7 +209,7 @@ def _is_one_of_several() -> bool:
     if all(name in env for name in SLURM_STEP):
         # Slurm's interactive step is one process; its SLURM_NTASKS is that of the job.
         return "1" not in (env["SLURM_NTASKS"], env.get("SLURM_STEP_NUM_TASKS"))
-    return env.get(CLUSTER, "") not in ("", "0") or "JAX_COORDINATOR_ADDRESS" in env
+    return bool(env.get(CLUSTER)) or "JAX_COORDINATOR_ADDRESS" in env
 
 
 def main_first(action: Callable[[], Result], task: str, everywhere: bool = True) -> Result | None:

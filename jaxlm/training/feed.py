@@ -137,7 +137,7 @@ class Feed:
         rows = zip(batch.tokens[:count], batch.segment_ids[:count], strict=True)
         return [tokens[segments > 0] for tokens, segments in rows]
 
-    def _placed(self, stream: Iterator[Any], batches: Batches, local: slice) -> Iterator[Any]:
+    def _placed(self, stream: Iterator[Any], batches: Batches, local: np.ndarray) -> Iterator[Any]:
         place = place_rows(self._sharding, batches.batch_size, local)
         for batch in stream:
             yield jax.tree.map(lambda array: place(np.asarray(array)), batch)

@@ -87,6 +87,8 @@ def test_manifests_are_jobsets(words, slices, hosts, chips):
     assert job["podFailurePolicy"]["rules"][0]["onExitCodes"]["containerName"] == container["name"]
     assert [volume["name"] for volume in pod["volumes"]] == [mount["name"] for mount in container["volumeMounts"]]
     assert len(pod["volumes"]) == (slices == 3)
+    environment = {each["name"]: each["value"] for each in container["env"]}
+    assert environment["JAX_COMPILATION_CACHE_DIR"] == ("/shared/xla" if slices == 3 else "")
     assert pod["nodeSelector"].get("cloud.google.com/gke-spot") == ("true" if slices == 3 else None)
 
 

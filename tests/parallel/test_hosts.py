@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import tempfile
 import threading
 import time
 
@@ -22,15 +23,16 @@ STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "node[1-2]", "SLURM_NTASKS":
         "SLURM_LOCALID": "0"}
 THREE = {"JAX_COORDINATOR_ADDRESS": "host:1", "JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "2"}
 FOUND = ((), None)
-KNOWN = (hosts.CLUSTER, "TPU_WORKER_HOSTNAMES", "MEGASCALE_COORDINATOR_ADDRESS", "OMPI_COMM_WORLD_SIZE",
+KNOWN = (*hosts.PLACE, hosts.CLUSTER, "TPU_WORKER_HOSTNAMES", "MEGASCALE_COORDINATOR_ADDRESS", "OMPI_COMM_WORLD_SIZE",
          "SLURM_STEP_NUM_TASKS", hosts.JOIN_SECONDS, *STEP, *THREE)
 
 
 @pytest.fixture
-def started(monkeypatch):
+def started(monkeypatch, tmp_path):
     """The arguments and the bind address of each call of jax.distributed.initialize, in an environment that says
     nothing."""
     calls: list[tuple] = []
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # of the lock, which this process holds to its end
     for name in (*KNOWN, "JAX_PLATFORMS"):
         monkeypatch.delenv(name, raising=False)
 
@@ -48,6 +50,8 @@ def started(monkeypatch):
         ({"JAXLM_CLUSTER": "1"}, [FOUND]),  # a Cloud TPU VM, which has nothing else in its environment
         ({"JAXLM_CLUSTER": "0"}, []),
         ({"JAXLM_CLUSTER": ""}, []),
+        (THREE | {"JAXLM_CLUSTER": "0"}, []),  # a second command in the environment of a run
+        ({"TPU_WORKER_HOSTNAMES": "a,b", "JAXLM_CLUSTER": "0"}, []),
         ({"TPU_WORKER_HOSTNAMES": "a,b"}, [FOUND]),
         ({"TPU_WORKER_HOSTNAMES": "localhost"}, []),
         ({"MEGASCALE_COORDINATOR_ADDRESS": "host"}, [FOUND]),
@@ -70,6 +74,30 @@ def test_who_joins(started, monkeypatch, environment, calls):
         monkeypatch.setenv(name, value)
     hosts.join_processes()
     assert started == calls
+
+
+@pytest.mark.parametrize("other", [{"JAX_PROCESS_ID": "3"}, {"JAX_COORDINATOR_ADDRESS": "host:2"},
+                                   {"OMPI_COMM_WORLD_RANK": "1"}])
+def test_a_process_that_runs_already_joins_no_second_time(started, monkeypatch, other):
+    """The coordination service would end the run; another process or job on the host joins."""
+    for name, value in THREE.items():
+        monkeypatch.setenv(name, value)
+    hosts.join_processes()
+    with pytest.raises(UserError, match=r"another jaxlm process of this cluster runs .* set JAXLM_CLUSTER=0 JAX_PLAT"):
+        hosts.join_processes()
+    assert len(started) == 1
+    for name, value in other.items():
+        monkeypatch.setenv(name, value)
+    hosts.join_processes()
+    assert len(started) == 2
+
+
+def test_a_host_without_locks_joins(started, monkeypatch):
+    monkeypatch.setattr(hosts.fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOLCK, "No locks")))
+    monkeypatch.setenv(hosts.CLUSTER, "1")
+    hosts.join_processes()
+    hosts.join_processes()
+    assert len(started) == 2
 
 
 def test_joining_happens_once(started, monkeypatch):
@@ -150,6 +178,23 @@ def test_a_cluster_that_is_not_complete_is_given_up(started, monkeypatch, capsys
     monkeypatch.setenv(hosts.JOIN_SECONDS, "1")
     hosts.join_processes()
     assert given_up.is_set() and "others of its cluster; gave up after 1 s" in capsys.readouterr().err
+
+
+def test_a_host_of_a_slice_that_waits_for_the_others_says_so(started, monkeypatch, capsys):
+    """libtpu would wait without a line."""
+    given_up = threading.Event()
+    monkeypatch.setattr(hosts.os, "_exit", lambda code: code == 1 and given_up.set())
+    monkeypatch.setattr(jax, "devices", lambda: given_up.wait(20))
+    monkeypatch.setenv(hosts.JOIN_SECONDS, "1")
+    start_jax()
+    said = capsys.readouterr().err
+    assert given_up.is_set() and "on a TPU slice of several hosts all must start; gave up after 1 s" in said
+
+
+def test_hosts_that_have_not_joined_are_told_to(started, monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 4)
+    with pytest.raises(UserError, match="this slice has 4 hosts, which jaxlm has not joined; set JAXLM_CLUSTER=1"):
+        start_jax()
 
 
 def test_a_port_that_is_taken_is_a_mistake(tmp_path, preset):

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 
+from jaxlm.analysis import bench
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.parallel.rows import local_rows, place_rows
 from jaxlm.parallel.rules import batch_sharding
@@ -18,20 +19,37 @@ from jaxlm.training.metrics import Totals
 from tests.training.support import Command, metadata, metrics, saved_steps
 
 
-def test_a_process_reads_the_rows_of_its_devices():
-    class Second:
-        """The sharding of eight rows over four devices, as the second of two processes sees it."""
+@pytest.mark.parametrize("devices", [((0, 1), (2, 3)), ((0, 2), (1, 3))])
+def test_a_process_reads_and_places_the_rows_of_its_devices(monkeypatch, devices):
+    """Those alone, also where the devices of two hosts alternate in the mesh, as on the torus of a TPU slice."""
 
-        def addressable_devices_indices_map(self, shape):
-            return {number: (slice(2 * number, 2 * number + 2), slice(None)) for number in (2, 3)}
+    class Sharding:
+        """That of eight rows over four devices, as one process sees it."""
 
-    assert local_rows(Second(), 8) == slice(4, 8)
+        def __init__(self, own: tuple[int, ...]) -> None:
+            self.own = own
+
+        def addressable_devices_indices_map(self, shape: tuple[int, ...]) -> dict[int, tuple[slice, ...]]:
+            return {number: (slice(2 * number, 2 * number + 2), *map(slice, shape[1:])) for number in self.own}
+
+    def assemble(shape, sharding, part):
+        for index in sharding.addressable_devices_indices_map(shape).values():
+            placed[index] += part(index)
+
+    monkeypatch.setattr(jax, "make_array_from_callback", assemble)
+    rows, placed = np.arange(24).reshape(8, 3), np.zeros((8, 3), int)
+    for own in devices:
+        sharding = Sharding(own)
+        local = local_rows(sharding, 8)
+        assert local.tolist() == [row for number in own for row in (2 * number, 2 * number + 1)]
+        place_rows(sharding, 8, local)(rows[local])
+    np.testing.assert_array_equal(placed, rows)
 
 
 def test_rows_are_placed_without_a_comparison_between_processes(monkeypatch):
     """`jax.device_put` compares an array for a sharding over several processes on all of them, on each call."""
     mesh = make_mesh(MeshConfig(1), jax.devices()[:1])
-    place = place_rows(batch_sharding(mesh), 4, slice(0, 4))
+    place = place_rows(batch_sharding(mesh), 4, np.arange(4))
     monkeypatch.setattr(jax, "device_put", None)
     rows = np.arange(12).reshape(4, 3)
     np.testing.assert_array_equal(place(rows), rows)
@@ -156,6 +174,24 @@ def test_processes_stop_by_the_figures_of_the_first(preset, tmp_path):
     for command in both:
         assert command.wait() == 0, command.output
     assert saved_steps(run)[-1] == 3 and "Best: step 3, loss" in both[0].output
+
+
+class Timed(Command):
+    """A `Command` whose process 1 would time up to 200 steps in a round, process 0 one."""
+
+    @staticmethod
+    def target(arguments: list[str], environment: dict[str, str], log: str) -> None:
+        bench.ROUND_SECONDS = 0.01 * 3000 ** int(environment["JAX_PROCESS_ID"])
+        Command.target(arguments, environment, log)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["bench", "plan"])
+def test_processes_time_the_same_steps_and_the_first_prints(preset, tmp_path, command):
+    both = processes(tmp_path, *[[command, preset, "--json"]] * 2, command=Timed)
+    for process in both:
+        assert process.wait() == 0, process.output
+    assert ["_step_seconds" in process.output for process in both] == [True, False]
 
 
 @pytest.mark.slow

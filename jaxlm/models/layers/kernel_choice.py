@@ -146,6 +146,9 @@ def _tpu_kernel(what: Attention) -> tuple[str, str]:
     if what.drops or has_bias:
         kind = "dropout" if what.drops else "a bias"
         return "xla", f"{kind} of the scores, which only the kernel for short rows has"
+    precision = jax.config.jax_default_matmul_precision
+    if is_bfloat16 and precision not in (None, "default", "fastest", "bfloat16"):
+        return "xla", f"splash attention multiplies no bfloat16 by JAX_DEFAULT_MATMUL_PRECISION={precision}"
     return "splash", ""
 
 

@@ -93,6 +93,15 @@ def test_kernels_need_v4_for_bfloat16(kind, dtype, expected, monkeypatch):
     assert found == [expected] * 2
 
 
+@pytest.mark.parametrize(("precision", "dtype", "queries", "expected"), [
+    ("highest", "bfloat16", 4096, "xla"), ("highest", "float32", 4096, "splash"), ("highest", "bfloat16", 128, "rows"),
+    ("bfloat16", "bfloat16", 4096, "splash"),
+])
+def test_splash_attention_has_no_exact_products_of_bfloat16(precision, dtype, queries, expected, monkeypatch):
+    with jax.default_matmul_precision(precision):
+        assert choice(monkeypatch, "tpu", dtype=dtype, queries=queries, keys=queries) == expected
+
+
 def test_a_line_says_which_kernel_and_why_not(monkeypatch):
     """The reason is the library's own; a kernel that nothing of a step can use is refused, after the whole step."""
     with kernel_choice.recorded_choices() as kernels:

@@ -73,6 +73,16 @@ def test_dropped_probabilities_equal_the_formula(rate, causal, most_scores, monk
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(("dtype", "is_exact"), [(jnp.bfloat16, False), (jnp.float32, True)])
+def test_exact_products_of_float32_are_not_asked_of_bfloat16(dtype, is_exact):
+    """A TPU's compiler refuses the kernel: "Bad lhs type"."""
+    *inputs, cotangent = arrays(dtype)
+    with jax.default_matmul_precision("highest"):
+        jaxpr = str(jax.make_jaxpr(lambda: jax.vjp(functools.partial(drop, rate=0.0), *inputs)[1](cotangent))())
+    assert jaxpr.count("dot_general") > 5
+    assert ("HIGHEST" in jaxpr) == is_exact
+
+
 @pytest.mark.slow
 def test_queries_without_visible_keys_have_no_gradients():
     """In a row of padding; outputs are finite."""
