@@ -124,6 +124,12 @@ def test_mistakes_in_a_class_are_found(tmp_path):
     with pytest.raises(UserError, match=r"\[1\] is a list, which config\.json cannot keep"):
         to_json(load_preset(written(tmp_path / "mine.py", sizes)))
 
+    class Odd(Classification):
+        gold_value = "odd"  # of rows without it nothing would say that they have no answer
+
+    with pytest.raises(UserError, match=r"Odd\.gold_value is 'odd'; choose one of label, labels, "):
+        Odd()
+
 
 def test_a_model_of_ones_own_begins_from_the_weights_of_its_base(tmp_path, finished):
     """What it adds begins fresh; a term with the name of the sum is refused."""
