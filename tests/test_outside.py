@@ -300,6 +300,28 @@ def test_a_task_from_scratch_is_scored_exported_and_imported(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, again.params, params)
 
 
+@pytest.mark.usefixtures("package")
+def test_what_an_export_lacks_is_said(tmp_path, monkeypatch, capsys):
+    from tinylab.gated import GatedBert
+
+    objective = MaskedLM(model=GatedBert(**SIZES), input_format="document").bind(Vocabulary.stand_in(99), 16)
+    module = "the module with the names of a GatedBert in Transformers, cannot be imported, as said above"
+    for family, message in (
+        ("bert", r"BertForMaskedLM of Transformers has no encoder/layers/mlp/wi_0/bias, .*: name heads .*; and it "
+                 r"has no encoder/layers/mlp/wi/bias, encoder/layers/mlp/wi/kernel, which the table of BertForMasked"),
+        ("tinylab.tabel", f"tinylab.tabel, {module}"),
+        ("tinylab_names", f"tinylab_names, {module}"),
+    ):
+        systems.register(systems.System(MaskedLM, GatedBert, family))
+        with pytest.raises(UserError, match=message):
+            export_folder(tmp_path / "out", objective, {}, None, ModelCard())
+    said = "".join(capsys.readouterr())
+    assert "tinylab_names is left out, since it cannot be imported: No module named 'tinylab_names'" in said
+    written(tmp_path / "tinylab_names.py", "from tinylab.table import FAMILY")
+    monkeypatch.syspath_prepend(tmp_path)  # a module beside a preset has a name without dots
+    assert family_of(objective).model_type == "gated-bert"
+
+
 @pytest.mark.slow  # test_a_preset_brings_its_classes has a class of one's own
 def test_the_page(tmp_path, monkeypatch, capsys):
     """Its preset and its commands, on a little text."""
