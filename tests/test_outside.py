@@ -29,6 +29,7 @@ from jaxlm.config.presets import load_preset
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.huggingface import ModelCard, export_folder, import_folder
+from jaxlm.huggingface.card import render
 from jaxlm.huggingface.families import family_of
 from jaxlm.models.bert import Bert
 from jaxlm.models.roberta import Roberta
@@ -251,7 +252,9 @@ def test_an_installed_package_is_found_by_its_entry_point(site, monkeypatch):
     assert family_named("gated-bert", "here").model_type == "gated-bert"
     task = from_json({"type": "tinylab:Smoothed", "labels": ["a", "b"], "model": value["model"]})
     task = task.bind_unchecked(objective.vocabulary)
-    assert family_of(task).models(task)[0].architecture == "GatedBertForSequenceClassification"
+    models = family_of(task).models(task)
+    assert models[0].architecture == "GatedBertForSequenceClassification"
+    assert "```python\nimport tinylab.modeling\nfrom transformers" in render(ModelCard(), task, models, 1, "out")
     assert systems.task_of(task).rows.text_field == "review"
     assert systems.task_of(Classification()).rows is TextRows
 
@@ -400,10 +403,10 @@ def test_the_package_in_every_command(site, tmp_path):
     assert "tinylab:Shuffled" in (tmp_path / "run/config.json").read_text()
     assert "batch 8 x 32" in run("plan", "run")
     run("export", "run", "out")
-    code = """
-import jax, numpy as np, torch, tinylab.modeling, transformers, jaxlm
+    code = re.search(r"```python\n(.*?)```", (tmp_path / "out/README.md").read_text(), re.S)[1] + """
+import jax, numpy as np, torch, jaxlm
 from jaxlm.models.base import Inputs
-theirs = transformers.AutoModelForMaskedLM.from_pretrained("out").eval()
+theirs = model.eval()
 ours, ids = jaxlm.load("run"), np.arange(24).reshape(2, 12) % 30 + 5
 model = ours.objective.model
 hidden = model.hidden_states(ours.params, Inputs(jax.numpy.asarray(ids)))

@@ -100,6 +100,7 @@ def _transformers_model(base: Family, task: Task) -> TransformersModel:
     return TransformersModel(
         head.architecture, f"AutoModelFor{entry.head}", main.config | _config(entry, task, head),
         _table(main.table, base.text_params, task, head), pipeline_tag=entry.pipeline_tag,
+        module=main.module,
     )
 
 
@@ -119,7 +120,7 @@ def _bare_model(base: Family, objective: Objective) -> TransformersModel:
     architecture = re.split("For|LMHead|ModelWith", main.architecture)[0] + kind
     return TransformersModel(
         architecture, "AutoModel", main.config, dataclasses.replace(table, entries=tuple(entries), prefix=""),
-        pipeline_tag="sentence-similarity",
+        pipeline_tag="sentence-similarity", module=main.module,
     )
 
 
