@@ -303,6 +303,13 @@ def test_a_task_from_scratch_is_scored_exported_and_imported(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, again.params, params)
 
 
+def test_the_page_on_tasks_shows_a_part_of_the_task():
+    page = (Path(jaxlm.__file__).parent / "tasks" / "README.md").read_text("utf-8")
+    shown = re.search(r"^```python\n(.*?)^```", page, re.M | re.S)[1].splitlines()
+    lines = iter((OUTSIDE / "tinylab" / "odd.py").read_text("utf-8").splitlines())
+    assert len(shown) > 30 and [line for line in shown if line and line not in lines] == []
+
+
 @pytest.mark.usefixtures("package")
 def test_what_an_export_lacks_is_said(tmp_path, monkeypatch, capsys):
     from tinylab.gated import GatedBert
