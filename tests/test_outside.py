@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import os
 import re
@@ -16,6 +17,8 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+import torch
+import transformers
 
 import jaxlm
 from jaxlm import systems
@@ -25,19 +28,24 @@ from jaxlm.config.json import flatten, from_json, to_json
 from jaxlm.config.presets import load_preset
 from jaxlm.errors import UserError
 from jaxlm.fields import field
+from jaxlm.huggingface import ModelCard, export_folder, import_folder
+from jaxlm.huggingface.card import render
 from jaxlm.huggingface.families import family_of
 from jaxlm.models.bert import Bert
 from jaxlm.models.roberta import Roberta
-from jaxlm.objectives.base import Objective
+from jaxlm.objectives.base import Objective, class_of
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.runs import pretrain as pretraining
 from jaxlm.runs.load import load_run
 from jaxlm.runs.resolve import resolve
 from jaxlm.tasks.classification import Classification, TextRows
+from jaxlm.tasks.tagging import Tagging
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.training.program import Program
 from jaxlm.types import TokenBatch
+from tests.params import random_params
+from tests.tasks.support import tokenizer_of
 from tests.training.support import saved_steps, write_text
 
 OUTSIDE = Path(__file__).parent / "outside"
@@ -116,6 +124,12 @@ def test_mistakes_in_a_class_are_found(tmp_path):
     sizes = OWN.replace("power: float = 1.0", "sizes: object = None").replace("power=2.0", "sizes=[1]")
     with pytest.raises(UserError, match=r"\[1\] is a list, which config\.json cannot keep"):
         to_json(load_preset(written(tmp_path / "mine.py", sizes)))
+
+    class Odd(Classification):
+        gold_value = "odd"  # of rows without it nothing would say that they have no answer
+
+    with pytest.raises(UserError, match=r"Odd\.gold_value is 'odd'; choose one of label, labels, "):
+        Odd()
 
 
 def test_a_model_of_ones_own_begins_from_the_weights_of_its_base(tmp_path, finished):
@@ -238,9 +252,84 @@ def test_an_installed_package_is_found_by_its_entry_point(site, monkeypatch):
     assert family_named("gated-bert", "here").model_type == "gated-bert"
     task = from_json({"type": "tinylab:Smoothed", "labels": ["a", "b"], "model": value["model"]})
     task = task.bind_unchecked(objective.vocabulary)
-    assert family_of(task).models(task)[0].architecture == "GatedBertForSequenceClassification"
+    models = family_of(task).models(task)
+    assert models[0].architecture == "GatedBertForSequenceClassification"
+    assert "```python\nimport tinylab.modeling\nfrom transformers" in render(ModelCard(), task, models, 1, "out")
     assert systems.task_of(task).rows.text_field == "review"
     assert systems.task_of(Classification()).rows is TextRows
+
+
+@pytest.fixture
+def package(monkeypatch) -> None:
+    """tests/outside, not installed; its entry point's module is imported."""
+    monkeypatch.syspath_prepend(OUTSIDE)
+    importlib.import_module("tinylab.systems")
+
+
+SIZES = dict(hidden_size=16, num_layers=1, num_heads=2, intermediate_size=32, max_positions=32)
+
+
+@pytest.mark.usefixtures("package")
+def test_a_task_from_scratch_is_scored_exported_and_imported(tmp_path):
+    """With the logits of the PyTorch class, of which it has one a token."""
+    from tinylab.odd import OddWord, WordRows
+
+    rows = [{"words": ["red", "dog", "old", "river"][: 2 + n % 3], "odd": n % 2} for n in range(8)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tokenizer = tokenizer_of(tmp_path / "tokenizer")
+    tokenizer.save(tmp_path / "saved")
+    data = WordRows(dev=str(tmp_path / "rows.jsonl"), length=32, tokenizer=str(tmp_path / "saved"))
+    source = data.open(tokenizer)
+    task = OddWord(model=Bert(**SIZES)).bind(tokenizer.vocabulary, 32)
+    params = random_params(task, 0)
+    (batch,) = source.batches("held_out", 8, task.row_format(32), 0).evaluation(8, 1)
+    out = export_folder(tmp_path / "out", task, params, tokenizer, ModelCard())
+    model = transformers.AutoModelForTokenClassification.from_pretrained(out).eval()
+    with torch.no_grad():
+        names = ("input_ids", "token_type_ids", "attention_mask")
+        theirs = model(**{name: torch.tensor(batch[name]).long() for name in names}).logits[..., 0].numpy()
+    words = [logits[word >= 0] for logits, word in zip(theirs, batch["word"], strict=True)]
+    assert [len(words[list(batch["row"]).index(n)]) for n in range(8)] == [len(row["words"]) for row in rows]
+    answers, odds = task.answers(params, source, 32, 8), [rows[number]["odd"] for number in batch["row"]]
+    for number, logits in zip(batch["row"], words, strict=True):
+        np.testing.assert_allclose(answers[number].scores["scores"], logits, atol=1e-4)
+    right = [np.argmax(logits) == odd for logits, odd in zip(words, odds, strict=True)]
+    assert task.score_rows(params, source, 32, 8) == {"accuracy": np.mean(right)}
+    losses = [np.logaddexp.reduce(logits) - logits[odd] for logits, odd in zip(words, odds, strict=True)]
+    loss = jax.jit(lambda params, batch: task.loss(params, batch, None, False)["task_loss"])(params, batch)
+    np.testing.assert_allclose(loss.total / loss.weight, np.mean(losses), rtol=1e-4)
+    again = import_folder(out)
+    assert class_of(again.objective) is Tagging, "the first task with this head"
+    jax.tree.map(np.testing.assert_array_equal, again.params, params)
+
+
+def test_the_page_on_tasks_shows_a_part_of_the_task():
+    page = (Path(jaxlm.__file__).parent / "tasks" / "README.md").read_text("utf-8")
+    shown = re.search(r"^```python\n(.*?)^```", page, re.M | re.S)[1].splitlines()
+    lines = iter((OUTSIDE / "tinylab" / "odd.py").read_text("utf-8").splitlines())
+    assert len(shown) > 30 and [line for line in shown if line and line not in lines] == []
+
+
+@pytest.mark.usefixtures("package")
+def test_what_an_export_lacks_is_said(tmp_path, monkeypatch, capsys):
+    from tinylab.gated import GatedBert
+
+    objective = MaskedLM(model=GatedBert(**SIZES), input_format="document").bind(Vocabulary.stand_in(99), 16)
+    module = "the module with the names of a GatedBert in Transformers, cannot be imported, as said above"
+    for family, message in (
+        ("bert", r"BertForMaskedLM of Transformers has no encoder/layers/mlp/wi_0/bias, .*: name heads .*; and it "
+                 r"has no encoder/layers/mlp/wi/bias, encoder/layers/mlp/wi/kernel, which the table of BertForMasked"),
+        ("tinylab.tabel", f"tinylab.tabel, {module}"),
+        ("tinylab_names", f"tinylab_names, {module}"),
+    ):
+        systems.register(systems.System(MaskedLM, GatedBert, family))
+        with pytest.raises(UserError, match=message):
+            export_folder(tmp_path / "out", objective, {}, None, ModelCard())
+    said = "".join(capsys.readouterr())
+    assert "tinylab_names is left out, since it cannot be imported: No module named 'tinylab_names'" in said
+    written(tmp_path / "tinylab_names.py", "from tinylab.table import FAMILY")
+    monkeypatch.syspath_prepend(tmp_path)  # a module beside a preset has a name without dots
+    assert family_of(objective).model_type == "gated-bert"
 
 
 @pytest.mark.slow  # test_a_preset_brings_its_classes has a class of one's own
@@ -321,10 +410,10 @@ def test_the_package_in_every_command(site, tmp_path):
     assert "tinylab:Shuffled" in (tmp_path / "run/config.json").read_text()
     assert "batch 8 x 32" in run("plan", "run")
     run("export", "run", "out")
-    code = """
-import jax, numpy as np, torch, tinylab.modeling, transformers, jaxlm
+    code = re.search(r"```python\n(.*?)```", (tmp_path / "out/README.md").read_text(), re.S)[1] + """
+import jax, numpy as np, torch, jaxlm
 from jaxlm.models.base import Inputs
-theirs = transformers.AutoModelForMaskedLM.from_pretrained("out").eval()
+theirs = model.eval()
 ours, ids = jaxlm.load("run"), np.arange(24).reshape(2, 12) % 30 + 5
 model = ours.objective.model
 hidden = model.hidden_states(ours.params, Inputs(jax.numpy.asarray(ids)))

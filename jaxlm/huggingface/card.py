@@ -84,6 +84,7 @@ def _use(
         where = f"{name}/{model.folder}".rstrip("/")
         lines += [
             "```python",
+            *([f"import {model.module}"] if model.module else []),
             f"from transformers import {model.auto_class}, AutoTokenizer",
             f"tokenizer = AutoTokenizer.from_pretrained({where!r})",
             f"model = {model.auto_class}.from_pretrained({where!r})",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,10 @@ def family_of(objective: Any) -> Family:
             f"{type(objective).__name__} with the model {type(objective.model).__name__} has no class in Transformers, "
             "so it cannot be exported; jaxlm/YOUR_OWN.md says how a preset or a package names one."
         )
-    return _families(system)[0]
+    if not (families := _families(system)):
+        raise UserError(f"{system.family}, the module with the names of a {type(objective.model).__name__} in "
+                        "Transformers, cannot be imported, as said above; mend it, or its name in the System.")
+    return families[0]
 
 
 def family_named(model_type: str, where: str, architecture: str = "") -> Family:
@@ -75,7 +79,7 @@ def _families(system: systems.System) -> tuple[Family, ...]:
     try:
         module = _module(system.family)
     except ImportError as error:
-        if "." not in system.family:
+        if _path(system.family).startswith("jaxlm.huggingface."):
             raise
         log(f"The family {system.family} is left out, since it cannot be imported: {error}.")
         return ()
@@ -83,5 +87,11 @@ def _families(system: systems.System) -> tuple[Family, ...]:
 
 
 def _module(name: str) -> Any:
-    """Import a module of this package or, by its dotted name, of another; only those in use are imported."""
-    return importlib.import_module(name if "." in name else f"jaxlm.huggingface.{name}")
+    """Import the module of a family or a writer; only those in use are imported."""
+    return importlib.import_module(_path(name))
+
+
+def _path(name: str) -> str:
+    """Return the dotted name of a module of this package or, if it has none of this name, of another."""
+    own = f"jaxlm.huggingface.{name}"
+    return own if "." not in name and importlib.util.find_spec(own) else name

@@ -46,6 +46,8 @@ class TransformersModel:
     """Task of the model on the hub."""
     remark: str = ""
     """Sentence of the model card about what differs in Transformers."""
+    module: str = ""
+    """Module that registers a class of one's own, which the model card's code imports first."""
 
 
 class Head(NamedTuple):

@@ -286,14 +286,15 @@ def _check_template(folder: Path, objective: Objective, tokenizer: Tokenizer) ->
 
 def _exported_paths(template: Params, models: tuple[TransformersModel, ...], private: set[str]) -> set[str]:
     """Return the paths of the parameters that the models have; UserError if their tables do not cover all others."""
-    named = {path for model in models for entry in model.table.tensors(template) for path in entry.ours}
+    named = {path for model in models for entry in model.table.entries for path in entry.ours}
     wanted = {path for path in paths(template) if not any(within(path, subtree) for subtree in private)}
-    if named != wanted:
-        raise UserError(
-            f"This model cannot be exported: its configuration and {models[0].architecture} of Transformers differ in "
-            f"{listed(sorted(named ^ wanted))}; if these are of an objective or a model of your own, name them in "
-            "private_params of the objective, and they are left out."
-        )
+    name, extra, lacking = models[0].architecture, sorted(wanted - named), sorted(named - wanted)
+    faults = [f"{name} of Transformers has no {listed(extra)}: name heads for training only in private_params of the "
+              "objective; what the hidden states need has to be in the table of a class of your own"] * bool(extra)
+    faults += [f"it has no {listed(lacking)}, which the table of {name} names: give it these, or a table of its own"
+               ] * bool(lacking)
+    if faults:
+        raise UserError(f"This model cannot be exported: {'; and '.join(faults)}.")
     return named
 
 

@@ -98,8 +98,9 @@ def _transformers_model(base: Family, task: Task) -> TransformersModel:
         )
     main = base.models(pretraining_objective(task))[0]
     return TransformersModel(
-        head.architecture, f"AutoModelFor{entry.head}", main.config | _config(entry.task, task, head),
+        head.architecture, f"AutoModelFor{entry.head}", main.config | _config(entry, task, head),
         _table(main.table, base.text_params, task, head), pipeline_tag=entry.pipeline_tag,
+        module=main.module,
     )
 
 
@@ -119,7 +120,7 @@ def _bare_model(base: Family, objective: Objective) -> TransformersModel:
     architecture = re.split("For|LMHead|ModelWith", main.architecture)[0] + kind
     return TransformersModel(
         architecture, "AutoModel", main.config, dataclasses.replace(table, entries=tuple(entries), prefix=""),
-        pipeline_tag="sentence-similarity",
+        pipeline_tag="sentence-similarity", module=main.module,
     )
 
 
@@ -147,14 +148,14 @@ def _table(main: Table, root: str, task: Objective, head: Head | None = None) ->
     )
 
 
-def _config(kind: type[Task], task: Task, head: Head) -> dict[str, Any]:
+def _config(entry: systems.TaskSystem, task: Task, head: Head) -> dict[str, Any]:
     """Return the fields of config.json that belong to the task."""
-    template, v = task.template, task.vocabulary
+    kind, template, v = entry.task, task.template, task.vocabulary
     config: dict[str, Any] = {head.dropout: task.classifier_dropout, **head.config}
     if v.pad < 0 and template.symbols:  # GPT-1: its class reads the last token before padding
         config["pad_token_id"] = symbol_id(v, template.symbols[0])
-    if issubclass(kind, (Classification, Tagging, Rerank)):
-        names = task.labels or ("LABEL_0",)
+    if entry.head in ("SequenceClassification", "TokenClassification"):  # whose classes have a logit for each name
+        names = task.labels or tuple(f"LABEL_{number}" for number in range(task.num_logits))
         if names == tuple(map(str, range(len(names)))):
             names = [f"LABEL_{name}" for name in names]
         config["id2label"] = {str(number): name for number, name in enumerate(names)}

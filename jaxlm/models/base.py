@@ -114,6 +114,8 @@ class Model:
     """Power of the layer decay at the last layer; heads have the power 0. ELECTRA's fine-tuning has 2, XLNet's 0."""
     output_params: ClassVar[tuple[str, ...]] = ("mlm_head",)
     """Names of the parameters that only serve to predict tokens."""
+    sharding_rules: ClassVar[tuple[tuple[str, tuple[Any, ...]], ...]] = ()
+    """Rules for parameters of the model's own, in the form of `jaxlm.parallel.rules.RULES`, before which they come."""
     vocab_multiple: ClassVar[int] = 1
     """The number of rows of the word embedding is rounded up to a multiple of this."""
 

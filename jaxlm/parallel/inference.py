@@ -16,7 +16,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, use_abstract_mesh
 
 from jaxlm.parallel.mesh import BATCH_AXES
-from jaxlm.parallel.rules import batch_sharding, place, shardings
+from jaxlm.parallel.rules import Rules, batch_sharding, place, shardings
 from jaxlm.types import Params
 
 
@@ -32,9 +32,9 @@ def num_row_shards(params: Params) -> int:
     return math.prod(mesh.shape[axis] for axis in BATCH_AXES) if mesh else 1
 
 
-def shard_params(params: Params, mesh: Mesh | None) -> Params:
+def shard_params(params: Params, mesh: Mesh | None, own: Rules = ()) -> Params:
     """Return parameters as each device's shards; without a mesh, on the default device."""
-    return place(params, shardings(params, mesh)) if mesh else jax.device_put(params)
+    return place(params, shardings(params, mesh, own)) if mesh else jax.device_put(params)
 
 
 def constraints(params: Params) -> contextlib.AbstractContextManager[Any]:

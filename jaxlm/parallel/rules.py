@@ -21,13 +21,14 @@ from jaxlm.trees import path_string
 
 Axes = str | tuple[str, ...] | None
 """Mesh axes that split a dimension; None for none."""
+Rules = tuple[tuple[str, tuple[Axes, ...]], ...]
 
 # The first pattern that matches the end of the path decides; its axes are those of the last dimensions, and None
 # leaves a dimension whole. In each pair of matrices the first is column-parallel and the second row-parallel over
 # `tensor`, so that one all-reduce a pair suffices (Megatron-LM, Shoeybi et al. 2019, section 3). `fsdp` always
 # splits the inputs: the gathered parts of rows are contiguous, while those of columns have to be rearranged, which took
 # a quarter of a step of GPT-3 13B on 256 chips of v5e.
-RULES: tuple[tuple[str, tuple[Axes, ...]], ...] = (
+RULES: Rules = (
     (r"(query|key|value|wi|wi_0|wi_1)/kernel", ("fsdp", "tensor")),
     (r"(query|key|value|wi|wi_0|wi_1)/bias", ("tensor",)),
     (r"(out|wo)/kernel", (("tensor", "fsdp"), None)),
@@ -42,9 +43,9 @@ ACTIVATION_AXES: dict[str | None, Any] = {"batch": BATCH_AXES, "vocabulary": "te
 """Logical axis of an activation → mesh axes."""
 
 
-def partition_spec(path: str, shape: tuple[int, ...], axis_sizes: dict[str, int]) -> PartitionSpec:
+def partition_spec(path: str, shape: tuple[int, ...], axis_sizes: dict[str, int], own: Rules = ()) -> PartitionSpec:
     """Return the PartitionSpec of one parameter, without mesh axes that do not divide their dimension."""
-    tail = next(tail for pattern, tail in RULES if re.search(rf"(^|/)({pattern})$", path))
+    tail = next(tail for pattern, tail in own + RULES if re.search(rf"(^|/)({pattern})$", path))
     # Adafactor's moments have one number per row or column, and are split like these. (optax calls the shorter side of
     # a matrix its rows, so moments of `wo` and embeddings are split the other way and gathered: a few kilobytes.)
     if moment := re.search(r"(^|/)v_(row|col)/", path):
@@ -70,15 +71,15 @@ def is_stacked(path: str) -> bool:
     return "layers" in path.split("/")[:-1]
 
 
-def shardings(tree: Any, mesh: Mesh) -> Any:
+def shardings(tree: Any, mesh: Mesh, own: Rules = ()) -> Any:
     """Return a NamedSharding for every leaf of a tree of parameters, or of a tree that contains copies of them.
 
-    Leaves are arrays or shapes. Optimizer states contain copies.
+    Leaves are arrays or shapes. Optimizer states contain copies. The model's `own` rules come before RULES.
     """
     sizes = dict(mesh.shape)
 
     def sharding(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
-        return NamedSharding(mesh, partition_spec(path_string(path), tuple(leaf.shape), sizes))
+        return NamedSharding(mesh, partition_spec(path_string(path), tuple(leaf.shape), sizes, own))
 
     return jax.tree_util.tree_map_with_path(sharding, tree)
 

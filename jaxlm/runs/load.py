@@ -55,7 +55,9 @@ def load_model(path: str | os.PathLike[str], mesh: Sizes = None) -> PretrainedMo
     folder = local_folder(folder, "Transformers folders")
     imported = (reader_of(folder) or import_folder)(folder)
     # Otherwise every call of a jitted function would copy them.
-    params = shard_params(imported.params, make_inference_mesh(MeshConfig(), mesh))
+    params = shard_params(
+        imported.params, make_inference_mesh(MeshConfig(), mesh), imported.objective.model.sharding_rules
+    )
     return dataclasses.replace(imported, params=params, path=str(path))
 
 
@@ -89,7 +91,9 @@ def load_run(path: str | os.PathLike[str], mesh: Sizes = None) -> PretrainedMode
         kept = {step: history[step] for step in checkpoints.steps() if step in history}
         shapes = jax.eval_shape(objective.init, jax.random.key(0))
         best = best_step(kept, t.criterion) if kept else None
-        placement = shardings(shapes, make_inference_mesh(experiment.mesh, mesh))
+        placement = shardings(
+            shapes, make_inference_mesh(experiment.mesh, mesh), objective.model.sharding_rules
+        )
         restore = functools.partial(
             checkpoints.restore_params, shapes, placement, average=experiment.optimizer.average > 0
         )

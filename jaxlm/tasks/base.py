@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxlm.data.base import RowFormat
-from jaxlm.data.labelled import Arrays, EncodedExample, LabelledData, LabelledSource, Record
+from jaxlm.data.labelled import ANSWERS, Arrays, EncodedExample, LabelledData, LabelledSource, Record
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.base import FineTuning, Inputs, Model
@@ -72,7 +72,14 @@ class Task(Objective):
     num_texts: ClassVar[int] = 1
     """Texts per row, for FLOPs and synthetic rows."""
     gold_value: ClassVar[str] = "label"
-    """Name of the right answer among the values of a record."""
+    """Name of the right answer among the values of a record: one of `jaxlm.data.labelled.ANSWERS`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.gold_value not in ANSWERS:
+            raise UserError(
+                f"{type(self).__name__}.gold_value is {self.gold_value!r}; choose one of {', '.join(ANSWERS)}."
+            )
 
     @property
     def padding(self) -> dict[str, int]:

@@ -164,7 +164,8 @@ class Program:
         self.optimizer, self.schedule, self.frozen_params, self.unused_params, self._new_state, self.shapes = update
         self.average = optimizer.average
         rows_sharded = jax.tree.map(lambda _: batch_sharding(mesh), self.shapes.memory)
-        self.shardings: TrainState = shardings(self.shapes, mesh)._replace(memory=rows_sharded)
+        own = objective.model.sharding_rules
+        self.shardings: TrainState = shardings(self.shapes, mesh, own)._replace(memory=rows_sharded)
         constants = objective.constants
         self.constants = run.constants if run else place(constants, shardings(constants, mesh))
         self.compiler_options = compiler_options(mesh, train.deterministic)

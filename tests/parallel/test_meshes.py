@@ -84,6 +84,7 @@ def parts(eight, mesh: str, name: str) -> list[list[int]]:
         ("tensor", [32, 8], [162, 32]),  # 162 is not divisible by 8: that dimension stays whole
         ("2x4", [8, 64], [162, 8]),
         ("mixed", [16, 32], [81, 16]),
+        ("own", [4, 64], [162, 32]),  # tensor, with a rule of the model's own
     ],
 )
 def test_parameters_and_moments_are_split(eight, mesh, kernel, word):

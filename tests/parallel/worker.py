@@ -40,6 +40,15 @@ OBJECTIVE = MaskedLM(
 MESHES = {
     "one": (1, 1, 1), "data": (8, 1, 1), "fsdp": (1, 8, 1), "tensor": (1, 1, 8), "2x4": (2, 4, 1), "mixed": (2, 2, 2),
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnRules(Bert):
+    """Its first feed-forward matrix is split by rows over `tensor`, not by columns."""
+
+    sharding_rules = ((r"mlp/wi/kernel", ("tensor", None)),)
+
+
 CORRUPTED = ("one", "data", "2x4", "mixed")
 
 INITIAL: dict[str, object] = {}
@@ -77,16 +86,16 @@ def shards(tree) -> dict[str, list[list[int]]]:
     }
 
 
-def parts_on(name: str) -> dict:
+def parts_on(name: str, objective=OBJECTIVE) -> dict:
     """Shapes of the parts of the state."""
-    program = program_on(name)
+    program = program_on(name, objective)
     zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), program.shapes)
     return {"shards": shards(jax.device_put(zeros, program.shardings))}
 
 
-def program_on(name: str) -> Program:
+def program_on(name: str, objective=OBJECTIVE) -> Program:
     train = TrainConfig(steps=STEPS, batch_size=ROWS, seed=SEED)
-    return Program(OBJECTIVE, train, OptimizerConfig(learning_rate=5e-3, warmup_steps=2), mesh_of(name))
+    return Program(objective, train, OptimizerConfig(learning_rate=5e-3, warmup_steps=2), mesh_of(name))
 
 
 def trained_on(name: str, train: bool) -> dict:
@@ -162,6 +171,8 @@ def main(preset: str, folder: str, *trained: str) -> None:
             result["same_start"] = digest(INITIAL["one"]) == digest(INITIAL["mixed"])
         else:
             result["meshes"] = {name: parts_on(name) for name in MESHES}
+            own = MaskedLM(model=OBJECTIVE.model.as_type(OwnRules)).bind(OBJECTIVE.vocabulary, LENGTH)
+            result["meshes"]["own"] = parts_on("tensor", own)
             result["fed"] = {name: fed(preset, name) for name in ("one", "mixed")}
             result["resumed"] = resumed(preset, Path(folder))
     print(json.dumps(result))

@@ -111,6 +111,7 @@ class StackConfig(ExecutionConfig):
         num_groups: Number of groups of consecutive layers that share parameters (ALBERT); None without sharing.
         last_layer_at_positions: Compute the last layer only at the positions that are predicted, if it attends to all
             tokens.
+        feed_forward: Class of the feed-forward module; None: FeedForward.
     """
 
     _: dataclasses.KW_ONLY
@@ -146,6 +147,7 @@ class StackConfig(ExecutionConfig):
     residual_init_scale: float = 1.0
     num_groups: int | None = None
     last_layer_at_positions: bool = True
+    feed_forward: type[nn.Module] | None = None
 
     @classmethod
     def of(cls, model: Any, **choices: Any) -> Self:

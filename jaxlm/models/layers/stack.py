@@ -233,7 +233,7 @@ class Block(nn.Module):
         x = sublayer("attention", self_attention, x, residual if query is None else query)
         if c.cross_attention:
             x = sublayer("cross_attention", cross_attention, x, x)
-        x = sublayer("mlp", lambda y: FeedForward(c, name="mlp")(y, self.deterministic), x, x)
+        x = sublayer("mlp", lambda y: (c.feed_forward or FeedForward)(c, name="mlp")(y, self.deterministic), x, x)
         return x, new["self"] if with_scores else new if cache else None
 
 

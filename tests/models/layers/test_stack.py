@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import ClassVar
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxlm.models.layers.config import StackConfig
+from jaxlm.models.layers.feed_forward import FeedForward
 from jaxlm.models.layers.multi_head import HeadsDense, Visibility, empty_cache
 from jaxlm.models.layers.stack import SharedInputs, init_stack, run_layers, run_stack, unstack
 from tests.params import first_fast
@@ -85,6 +88,33 @@ def test_decoding_equals_the_whole(params):
     for loop in (False, True):
         decoded = jax.jit(token_by_token, static_argnums=3)(params, x, memory, loop)
         np.testing.assert_allclose(decoded, whole, atol=2e-5)
+
+
+class Doubled(nn.Module):
+    """Another feed-forward; `seen` has the lengths of its inputs."""
+
+    config: StackConfig
+    seen: ClassVar[list[int]] = []
+
+    @nn.compact
+    def __call__(self, x, deterministic=True):
+        self.seen.append(x.shape[1])
+        return 2 * FeedForward(self.config, name="inner")(x, deterministic)
+
+
+def test_another_feed_forward():
+    """Its parameters are stacked, and in the last layer it sees only the selected positions."""
+    own = dataclasses.replace(CONFIG, num_layers=2, cross_attention=False, causal=False, feed_forward=Doubled)
+    params = init(own)
+    mlp = params["layers"]["mlp"]["inner"]
+    mlp = mlp | {"wo": jax.tree.map(lambda leaf: 2 * leaf, mlp["wo"])}
+    plain = params | {"layers": params["layers"] | {"mlp": mlp}}
+    Doubled.seen.clear()
+    at = jnp.array([[1, 3]] * ROWS)
+    run = jax.jit(lambda config, params: run_stack(config, params, inputs()[0], positions=at)[0], static_argnums=0)
+    expected = run(dataclasses.replace(own, feed_forward=None), plain)
+    np.testing.assert_allclose(run(own, params), expected, rtol=1e-5, atol=1e-5)
+    assert Doubled.seen == [LENGTH, 2]
 
 
 def reversible(params, state, shift):

@@ -3,6 +3,7 @@
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.systems import System, TaskSystem, register
 from tinylab.gated import GatedBert
+from tinylab.odd import OddWord, WordRows
 from tinylab.shuffled import Shuffled
 from tinylab.smoothed import ReviewRows, Smoothed
 
@@ -10,4 +11,5 @@ register(
     System(MaskedLM, GatedBert, "tinylab.table"),
     System(Shuffled, GatedBert, "tinylab.table", export_only=True),
     TaskSystem(Smoothed, ReviewRows, "SequenceClassification", "text-classification"),
+    TaskSystem(OddWord, WordRows, "TokenClassification", "token-classification"),
 )

@@ -20,7 +20,8 @@ TABLE = dataclasses.replace(MASKED, entries=(
 
 def models(objective: MaskedLM) -> tuple[TransformersModel]:
     config = bert.encoder_config("gated-bert", objective.model, objective.vocabulary)
-    return (TransformersModel("GatedBertForMaskedLM", "AutoModelForMaskedLM", config, TABLE),)
+    names = "GatedBertForMaskedLM", "AutoModelForMaskedLM"
+    return (TransformersModel(*names, config, TABLE, module="tinylab.modeling"),)
 
 
 def read_objective(source: Source) -> MaskedLM:
