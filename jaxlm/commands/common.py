@@ -171,7 +171,8 @@ def _begun_from(options: argparse.Namespace, said: str) -> epath.Path | None:
     """Return the run of --run-dir if it began from --init-from, of which an error says something; else None."""
     from jaxlm.runs.folder import RunFolder, split_steps
 
-    if not hasattr(options, "run_dir") or split_steps(options.init_from)[0] not in said:
+    is_about = split_steps(options.init_from)[0] in said and "leave the flag out" not in said
+    if not hasattr(options, "run_dir") or not is_about:
         return None
     run = RunFolder.read(run_folder(options))
     source = run.metadata.get("imported_from") if run.saved_steps else None

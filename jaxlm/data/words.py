@@ -5,15 +5,16 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from etils import epath
 
-from jaxlm.data.arrays import FACTS, read_facts, write_facts
+from jaxlm.data.arrays import FACTS, damaged, read_facts, write_facts
 from jaxlm.data.engine import Progress, Work
 from jaxlm.data.parts import Part
-from jaxlm.paths import read_json, write_whole
+from jaxlm.paths import write_whole
 from jaxlm.tokenizers.training import Normalization, count_words, drop_rare_words
 
 FORMAT = 1
@@ -50,7 +51,14 @@ class Words(Work):
         for parts, share, size in zip(sources, shares, sizes, strict=True):
             weight = share * sum(sizes) / max(size, 1)
             for part in parts:
-                for word, count in read_json(self.path(part) / _COUNTS, {}).items():
+                for word, count in _read_counts(self.path(part) / _COUNTS).items():
                     counts[word] += weight * count
                 least = drop_rare_words(counts, least)
         return counts
+
+
+def _read_counts(path: epath.Path) -> Mapping[str, int]:
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise damaged(os.fspath(path), error) from error

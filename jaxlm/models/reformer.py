@@ -153,7 +153,8 @@ class Reformer(TransformerConfig, UncachedWriter):
         # Pad rows to whole chunks.
         missing = -length % self.length_multiple if length > min(self.chunk_sizes) else 0
         ids, documents = (jnp.pad(x, ((0, 0), (0, missing))) for x in (inputs.ids, documents))
-        if (live := inputs.lengths) is not None:
+        live = inputs.lengths if key is None else None  # training keeps the kernel, which knows no lengths
+        if live is not None:
             live = -(-live // self.length_multiple) * self.length_multiple // self.lsh_chunk_size
         return self._run(params, ids, RowLayout(documents, live), key)[:, :length]
 

@@ -191,7 +191,8 @@ class XlnetLayer(nn.Module):
     @nn.compact
     def __call__(self, streams, source, distances, is_backward, queries, keys):
         c = self.config
-        attention, feed_forward = RelativeAttention(c, self.deterministic, name="attention"), FeedForward(c, name="mlp")
+        attention = RelativeAttention(c, self.deterministic, name="attention")
+        feed_forward = (c.feed_forward or FeedForward)(c, name="mlp")
         norms = [Norm(c.norm, c.norm_eps, c.dtype, name=f"{name}_norm") for name in ("attention", "mlp")]
 
         def residual(x: jax.Array, y: jax.Array, norm: nn.Module) -> jax.Array:

@@ -33,8 +33,8 @@ CHUNK_TOKENS = 4096
 It keeps matrix units busy and amortizes the addition of every chunk to the gradient of the whole output matrix. The
 batch is never split, because it is sharded over devices already.
 """
-CHUNK_LOGITS = 1 << 30
-"""Largest number of logits in a chunk on a device, which vocabularies of more than 262,144 tokens reach."""
+CHUNK_LOGITS = 9 << 27
+"""Largest number of logits in a chunk on a device, which vocabularies of more than 294,912 tokens reach."""
 UNROLL = 4
 """Number of chunks unrolled in a row, but 1 for larger vocabularies.
 
@@ -73,11 +73,12 @@ class TokenLosses(NamedTuple):
 
 def chunk_positions(batch: int, length: int, vocab: int) -> int:
     """Return the number of positions of every row per chunk, on the mesh of the current trace."""
-    return min(length, max(1, min(CHUNK_TOKENS, CHUNK_LOGITS // vocab) * num_batch_shards() // batch))
+    own = -(-vocab // num_vocabulary_shards())
+    return min(length, max(1, min(CHUNK_TOKENS, CHUNK_LOGITS // own) * num_batch_shards() // batch))
 
 
 def _unroll(vocab: int) -> int:
-    return UNROLL if CHUNK_TOKENS * vocab <= CHUNK_LOGITS else 1
+    return UNROLL if CHUNK_TOKENS * -(-vocab // num_vocabulary_shards()) <= CHUNK_LOGITS else 1
 
 
 def chunked_cross_entropy(

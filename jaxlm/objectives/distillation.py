@@ -54,8 +54,8 @@ class Distillation(MaskedLM):
     rarity: float = field(0.7, range="[0, inf)")
     """Exponent of masking: a token with count n is masked in proportion to n^-rarity; 0 masks uniformly."""
     copy_layers: bool = True
-    """Begin with the teacher's embeddings, head and evenly spaced layers; False: with random weights, from a teacher of
-    any family with a masked-LM head."""
+    """Begin with the teacher's embeddings, head and evenly spaced layers; False: with random weights; the
+    teacher may then be of any family with a masked-LM head."""
     input_format: Literal["document", "full-sentences"] = field("document", weights=True)
     """Rows of one segment: text of one document, or full rows across documents, separated by the end symbol."""
     short_rate: float = field(0.0, range="[0, 1]")
@@ -96,7 +96,7 @@ class Distillation(MaskedLM):
         if self.copy_layers and theirs.num_layers < ours.num_layers:
             names.append("num_layers")
         yield from (found := list(size_mismatches(theirs, ours, *names)))
-        if self.copy_layers and not found:
+        if self.copy_layers and not found and theirs.max_positions >= ours.max_positions:
             yield from _other_parameters(theirs, ours)
 
     def merge_pretrained(self, params: Params, source: PretrainedModel | None) -> Params:
@@ -150,7 +150,8 @@ def _other_parameters(teacher: Encoder, student: Encoder) -> Iterator[Mismatch]:
         shape = get(ours, path).shape
         if path.startswith("encoder/layers/"):  # some of all layers are copied
             shape = (teacher.num_layers, *shape[1:])
-        if shapes.get(path) != shape:
+        is_fresh = path.startswith("embeddings/token_type/") and path not in shapes  # a DistilBERT has no segments
+        if shapes.get(path) != shape and not is_fresh:
             yield Mismatch(f"no {path} of the student's shape", "--objective.copy-layers False")
             return
 

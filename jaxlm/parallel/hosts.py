@@ -116,9 +116,10 @@ def _hold_place() -> None:
 
     jax would take the second one for the first, restarted, and end all.
     """
-    digest = hashlib.sha256(repr([os.environ.get(name) for name in PLACE]).encode()).hexdigest()[:16]
-    file = Path(tempfile.gettempdir(), f"jaxlm-{os.getuid()}-{digest}.lock")
+    place = [socket.gethostname(), *(os.environ.get(name) for name in PLACE)]  # hosts may share a $TMPDIR
+    digest = hashlib.sha256(repr(place).encode()).hexdigest()[:16]
     try:
+        file = Path(tempfile.gettempdir(), f"jaxlm-{os.getuid()}-{digest}.lock")
         fcntl.flock(os.open(file, os.O_RDWR | os.O_CREAT, 0o600), fcntl.LOCK_EX | fcntl.LOCK_NB)  # and never closed
     except BlockingIOError:
         raise UserError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import shlex
 from typing import Any
 
 import jax
@@ -129,8 +130,9 @@ def _as_phase(run: RunFolder, experiment: Experiment, changed: list[str]) -> str
         phases = parse_phases(text := f"{done}, {phase}")
         with_value(run.experiment, "train.phases", phases).validate()
         if phases[1] == phase:
-            command = f"jaxlm {experiment.command} {run.path} --train.steps {steps} --train.phases '{text}'"
-            return f", or change them from here on with `{command}`"
+            folder = shlex.quote(str(run.path))
+            command = f"jaxlm {experiment.command} {folder} --train.steps {steps} --train.phases '{text}'"
+            return f", or change them from here on with `{command}` and your other flags"
     return ""
 
 

@@ -58,7 +58,7 @@ def train_tokenizer(
 
     Args:
         texts: documents or pieces of them. They are held in memory, so sample some ten megabytes of a large corpus
-            (`jaxlm.data.parts.sample`). For "words" also their counts (see `count_words`).
+            (`jaxlm.data.parts.sample`). Or, for "words" alone, the counts of words (see `count_words`).
         folder: folder to write.
         kind: "unigram" or "bpe", both by SentencePiece; "byte-bpe", as in GPT-2 and RoBERTa; "bytes", single bytes
             (258 ids); or "words", the most frequent words and punctuation marks (all others are [UNK]).

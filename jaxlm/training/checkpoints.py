@@ -117,12 +117,12 @@ class Checkpoints:
         metadata = metadata | {"layout": LAYOUT, "jaxlm": __version__}
         metadata = metadata | {"digest": digest(metadata)}
         args = ocp.args.Composite(state=ocp.args.PyTreeSave(item), metadata=ocp.args.JsonSave(metadata))
+        has_failed = self._previous_has_failed(step)
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(item)) + SPARE_BYTES
         is_full = not in_bucket(self.folder) and shutil.disk_usage(self.folder).free < size
         if is_true_of_any(is_full):  # the others would wait for this process
             raise self._write_error("no space is left")
         with self._writing():
-            has_failed = self._previous_has_failed(step)
             if step in self.manager.all_steps():  # damaged: training was resumed from an earlier one
                 self.manager.delete(step)
             # Without `force` Orbax skips steps below a damaged one.
@@ -132,12 +132,14 @@ class Checkpoints:
 
     def _previous_has_failed(self, step: int) -> bool:
         """Wait for the save before that of `step`; of one process its failure is only told, since the next may pass."""
+        if jax.process_count() > 1:  # `manager.save` raises it
+            return False
         try:
             self.manager.wait_until_finished()
         except Exception as error:
-            if jax.process_count() > 1:
-                raise
             log(f"The checkpoint before that of step {step:,} was not written ({_first_line(error)}).")
+            self._remove_unfinished()
+            self.manager.reload()  # Orbax has struck older checkpoints off its list, which are there
             return True
         return False
 
@@ -291,4 +293,6 @@ def _first_line(error: Exception) -> str:
     """Return the cause of a failure, for one sentence: Orbax's errors have many lines."""
     if type(error) is Exception and error.__cause__:  # around a failed read, with the name of a method as its details
         error = error.__cause__
-    return without_queries(str(error).strip().partition("\n")[0])[:200].rstrip(".") or type(error).__name__
+    text = without_queries(str(error).strip().partition("\n")[0])
+    # TensorStore names paths first and the cause last.
+    return (text if len(text) <= 200 else f"{text[:60]} … {text[-140:]}").rstrip(".") or type(error).__name__

@@ -346,8 +346,8 @@ class StepLog:
         wrong = [what for name, what in parts.items() if not math.isfinite(values[name].total)]
         if wrong and totals.skipped_in_row >= limit:
             raise self.not_finite(step, wrong[0], (
-                f"Go on with --train.skip-nonfinite {limit + 5}, or with a lower optimizer.learning_rate in a phase "
-                "from that checkpoint on, else in another run."
+                f"Go on with --train.skip-nonfinite {limit + 5}, or lower optimizer.learning_rate: in a phase after "
+                "the newest checkpoint, or in another run."
             ))
         totals.skipped_in_row = totals.skipped_in_row + 1 if wrong else 0
         totals.skipped += bool(wrong)

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -258,6 +259,11 @@ def test_a_vocabulary_of_words_counts_all_of_the_text(tmp_path, monkeypatch):
     assert pieces(f"{tmp_path}/a.txt@0.99,{tmp_path}/b.txt@0.01", tokenizer_kind="words")[107:110] == (
         "zu", "zo", expected[0]
     )
+    shutil.rmtree(tmp_path / "cache" / "tokenizers")
+    for file in (tmp_path / "cache" / "words").glob("*/counts.json"):
+        file.write_text("{")
+    with pytest.raises(UserError, match=r"counts.json is damaged.*delete .*anew"):
+        pieces(str(tmp_path / "a.txt"), tokenizer_kind="words")
 
 
 def test_a_missing_tokenizer_is_refused_before_the_text_is_read(config, tmp_path):

@@ -348,7 +348,7 @@ def test_tasks_without_a_class_are_refused(tokenizer, tmp_path):
 
 
 def test_the_answer_kinds_of_coqa_are_left_out(tokenizer, tmp_path):
-    task = task_of(Answers, Bert, tokenizer, kinds=True)
+    task = task_of(Answers, Bert, tokenizer, kinds=True, null_threshold=0.0)
     params = random_params(task, 0)
     imported = import_folder(export_folder(tmp_path / "out", task, params, tokenizer, ModelCard()))
     assert not imported.objective.kinds and imported.params.keys() == params.keys() - {"kind_classifier"}

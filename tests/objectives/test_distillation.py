@@ -229,7 +229,7 @@ def test_all_mismatches_are_one_message_whose_flags_make_the_student_fit():
 
 
 def of_family(family, **changes) -> PretrainedModel:
-    model = family(**SIZES, num_layers=2, vocab_size=192, **changes)
+    model = family(**SIZES | changes, num_layers=2, vocab_size=192)
     own = MaskedLM(model=model, input_format="document").bind_unchecked(VOCABULARY)
     return PretrainedModel(own, jax.eval_shape(model.init, jax.random.key(0)))
 
@@ -252,6 +252,15 @@ def test_a_teacher_of_another_family_gives_no_layers_and_teaches_a_fresh_student
         objective.load_constants(VOCABULARY, lambda path: loaded)
     fresh = dataclasses.replace(objective, copy_layers=False)
     assert shape_of_loss(fresh, fresh.load_constants(VOCABULARY, lambda path: loaded)) == ()
+
+
+def test_a_teacher_without_segments_or_with_fewer_positions_fits_by_its_layers():
+    segments = Bert(**SIZES, num_layers=1, vocab_size=192)
+    objective = Distillation(model=segments, teacher="somewhere").bind(VOCABULARY, LENGTH)
+    assert objective.load_constants(VOCABULARY, lambda path: of_family(Distilbert))
+    short = of_family(Distilbert, max_positions=LENGTH // 2)
+    with pytest.raises(UserError, match=r"add --objective\.model\.max-positions \d+, or choose another"):
+        objective.load_constants(VOCABULARY, lambda path: short)
 
 
 def test_a_fresh_student_without_the_cosine_learns_from_a_wider_teacher():

@@ -256,6 +256,9 @@ def test_tags_of_words_are_rows_of_two_lists(tmp_path):
         assert [row.values["words"] for row in found] == rows["tokens"]
         shown = names if path.startswith("hf:") else ["0", "1", "2"]
         assert [row.values["tags"] for row in found] == [[shown[tag] for tag in tags] for tags in rows["ner_tags"]]
+    untagged = datasets.Dataset.from_dict({"tokens": [["a", "b"]], "ner_tags": [[-1, -1]]}, features)
+    untagged.save_to_disk(tmp_path / "untagged")
+    assert [row.values["tags"] for row in TagRows().read(f"hf:{tmp_path / 'untagged'}")] == [None]
     (record,) = read(TagRows(tag_column=0, words_field="w"), tmp_path, "x.json", '[{"w": ["EU", 1], "ner_tags": "?"}]')
     assert record.values == {"words": ["EU", "1"], "tags": None} and record.texts == ("EU 1",)
 

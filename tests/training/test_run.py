@@ -277,7 +277,7 @@ def test_the_last_good_checkpoint_is_named(preset, tmp_path, capsys, monkeypatch
     assert "gradient of step 7 is not finite" in said and "of step 4" in said
     assert saved_steps(tmp_path / "run") == [4]
     assert [line["step"] for line in metrics(tmp_path / "run")] == [1, 3, 6]
-    assert "Go on with --train.skip-nonfinite 5, or with a lower optimizer.learning_rate in a phase from that" in said
+    assert "Go on with --train.skip-nonfinite 5, or lower optimizer.learning_rate: in a phase after the" in said
     assert main(["pretrain", str(tmp_path / "run"), "--train.skip-nonfinite", "5"]) == 0
     assert saved_steps(tmp_path / "run") == [4, 8, 12]
 
@@ -287,7 +287,7 @@ def test_show_of_a_run_tokenizes_as_the_run_does(finished, capsys, monkeypatch):
     text = write_text(finished.parent / "other.txt", seed=1)
     monkeypatch.setattr("jaxlm.data.text.train_tokenizer", lambda *a, **k: pytest.fail("trained another tokenizer"))
     assert main(["show", str(finished), "--data.source", str(text), "--examples", "1"]) == 0
-    assert "MaskedLM, step 0" in capsys.readouterr().out
+    assert "MaskedLM, batch of step 1" in capsys.readouterr().out
 
 
 def test_an_export_names_the_step_of_its_evaluation(finished, tmp_path, capsys):
