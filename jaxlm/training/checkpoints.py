@@ -138,8 +138,10 @@ class Checkpoints:
             self.manager.wait_until_finished()
         except Exception as error:
             log(f"The checkpoint before that of step {step:,} was not written ({_first_line(error)}).")
-            self._remove_unfinished()
-            self.manager.reload()  # Orbax has struck older checkpoints off its list, which are there
+            with self._writing():
+                with contextlib.suppress(OSError):  # a file may be written still; the next start removes it
+                    self._remove_unfinished()
+                self.manager.reload()  # Orbax has struck older checkpoints off its list, which are there
             return True
         return False
 
