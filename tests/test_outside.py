@@ -406,7 +406,7 @@ def test_the_package_in_every_command(site, tmp_path):
     steps = saved_steps(tmp_path / "run")[-1] + 4
     assert "resumed at step" in run("pretrain", "run", "--train.steps", str(steps))
     assert saved_steps(tmp_path / "run")[-1] == steps
-    assert "Shuffled, step 0" in run("show", "run")
+    assert "Shuffled, batch of step 1" in run("show", "run")
     assert "tinylab:Shuffled" in (tmp_path / "run/config.json").read_text()
     assert "batch 8 x 32" in run("plan", "run")
     run("export", "run", "out")

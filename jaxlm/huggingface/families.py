@@ -29,7 +29,7 @@ LACKING = {
 
 def family_of(objective: Any) -> Family:
     """Return the family that exports an objective."""
-    if objective.command == "finetune" or objective.vectors(None):
+    if objective.command == "finetune" or objective.vector_settings(None):
         return export_family(family_of(pretraining_objective(objective)), objective)
     system = systems.system_of(objective)
     if system is None or not system.family:

@@ -59,7 +59,7 @@ def export_family(base: Family, task: Objective) -> Family:
 
     Text-to-text tasks are exported like their pretraining objective, text vectors as the model without heads.
     """
-    if task.vectors(None):
+    if task.vector_settings(None):
         return dataclasses.replace(base, models=lambda bound: (_bare_model(base, bound),))
     if isinstance(task, TextToText):
         return dataclasses.replace(base, models=functools.partial(_writer, base))

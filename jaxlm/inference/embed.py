@@ -53,7 +53,7 @@ def embed(
     objective, vocabulary = loaded.objective, loaded.tokenizer.vocabulary
     model, text_params = objective.model.text_model, objective.model.text_params(loaded.params)
     length = 512 if length is None else length
-    is_late = bool((trained := objective.vectors(None)) and trained.similarity == "maxsim")
+    is_late = bool((trained := objective.vector_settings(None)) and trained.similarity == "maxsim")
     if is_late and role == "query":
         length = min(length, objective.query_length or length)
     if length < 3:

@@ -29,7 +29,7 @@ def sampler(
     """
     special, size = objective.vocabulary.special, min(_TOKENS, max_length(objective) // 2)
     texts = [text for row in rows if (text := row[~special[row]][: size - 2].tolist())]
-    prompts = [objective.prompt(text) for text in texts]
+    prompts = [objective.prompt_tokens(text) for text in texts]
     settings = Settings(max_new_tokens=size, temperature=0.8, top_p=0.95)
 
     def filled(params: Params) -> list[str]:

@@ -153,7 +153,7 @@ class Objective:
         """Patterns of names of parameters that are not trained, as `OptimizerConfig.freeze`."""
         return ()
 
-    def vectors(self, length: int | None) -> Vectors | None:
+    def vector_settings(self, length: int | None) -> Vectors | None:
         """Return the settings of the text vectors that are trained, for texts of `length` tokens; None if none are."""
         return None
 
@@ -353,7 +353,7 @@ class Objective:
         """Return metrics of all held-out rows of a source that are no means of terms; none for pretraining."""
         return {}
 
-    def prompt(self, tokens: Sequence[int]) -> list[int]:
+    def prompt_tokens(self, tokens: Sequence[int]) -> list[int]:
         """Return the prompt of a sample: the text with every sixth token masked, or its first half."""
         if self.answer_kind == "masks":
             return [self.vocabulary.mask if place % 6 == 4 else token for place, token in enumerate(tokens)]

@@ -98,7 +98,7 @@ class InfoNCE(Objective):
         """Rows that each device has a multiple of: one for each chunk."""
         return self.chunks
 
-    def vectors(self, length: int | None) -> Vectors:
+    def vector_settings(self, length: int | None) -> Vectors:
         similarity = "maxsim" if self.is_late else "cosine" if self.normalize or self.widths else "dot"
         return Vectors(self.pooling, length, self.normalize, "", similarity=similarity, widths=self.widths)
 

@@ -107,8 +107,8 @@ class MixtureOfDenoisers(EncoderDecoderLM):
             jnp.select(is_drawn, [pair.targets_size for pair in pairs]),
         )
 
-    def prompt(self, tokens: Sequence[int]) -> list[int]:
-        return [self.vocabulary.id(MODES[2]), *super().prompt(tokens)]
+    def prompt_tokens(self, tokens: Sequence[int]) -> list[int]:
+        return [self.vocabulary.id(MODES[2]), *super().prompt_tokens(tokens)]
 
     def describe(self, batch: TokenBatch, example: Example, row: int) -> list[Line]:
         text, *rest = super().describe(batch, example, row)

@@ -180,9 +180,9 @@ class SpanCorruption(EncoderDecoderLM):
             raise UserError(f"data.length {length} is too short for a prefix and a continuation; use 3 or more.")
         return SpanLengths(raw=length, noise=0, spans=0, inputs=length, targets=length)
 
-    def prompt(self, tokens: Sequence[int]) -> list[int]:
+    def prompt_tokens(self, tokens: Sequence[int]) -> list[int]:
         if self.task == "prefix":
-            return super().prompt(tokens)
+            return super().prompt_tokens(tokens)
         middle = len(tokens) // 2
         return [*tokens[:middle], self.vocabulary.sentinel, *tokens[middle + math.ceil(self.mean_span) :]]
 

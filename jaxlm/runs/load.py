@@ -115,7 +115,7 @@ def load_run(path: str | os.PathLike[str], mesh: Sizes = None) -> PretrainedMode
     fresh = () if step else tuple(run.metadata.get("fresh", ()))
     settings = FolderSettings.from_json(run.metadata.get("settings", {}))
     length = experiment.data.length if step else settings.length
-    trained = objective.vectors(length)
+    trained = objective.vector_settings(length)
     if settings.length and step and not trained and not objective.scores_rows:  # shorter rows do not unlearn long ones
         length = max(length, settings.length)
     settings = settings.after_training(trained, tokenizer.vocabulary.eos if step else -1)

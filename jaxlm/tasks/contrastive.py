@@ -62,10 +62,10 @@ class Contrastive(InfoNCE):
         """Texts per row: the query, its positive and its hard negatives."""
         return 2 + self.negatives
 
-    def vectors(self, length: int | None) -> Vectors:
+    def vector_settings(self, length: int | None) -> Vectors:
         has_prompts = bool(self.query_prompt or self.passage_prompt)
         prompts = (("query", self.query_prompt), ("document", self.passage_prompt))
-        return super().vectors(length)._replace(prompt=None if has_prompts else "", prompts=prompts)
+        return super().vector_settings(length)._replace(prompt=None if has_prompts else "", prompts=prompts)
 
     def settings_like(self, vectors: Vectors) -> dict[str, Any]:
         prompts = {"query_prompt": vectors.prompt_of("query"), "passage_prompt": vectors.prompt_of("document")}

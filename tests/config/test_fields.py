@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import re
 from types import SimpleNamespace
@@ -140,3 +141,11 @@ def test_types_are_checked_in_tuples_too():
             Experiment(objective=bad).validate()
     with pytest.raises(UserError, match=r"such as Model\(\)\.$"):
         Experiment(objective=Learn(model=Model)).validate()
+
+
+def test_no_field_of_an_objective_hides_a_method():
+    """As KagNet's `vectors`, a path, once hid the method by which every run is opened."""
+    objectives = {*(system.objective for system in systems.all_systems()), *(task.task for task in systems.all_tasks())}
+    hidden = [f"{cls.__name__}.{one.name}" for cls in objectives for one in dataclasses.fields(cls)
+              for base in cls.__mro__ if inspect.isfunction(vars(base).get(one.name))]
+    assert len(objectives) > 20 and not hidden

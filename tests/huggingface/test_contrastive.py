@@ -39,7 +39,7 @@ TEXTS = ["the tree", "ak", "bks the tree, lb as a tree then and then", "a " * 60
 def test_the_folder_gives_our_vectors(model, fields, architecture, bpe, tmp_path):  # noqa: F811
     objective = Contrastive(model=MODELS[model].for_vocabulary(bpe.vocabulary), **fields).bind_unchecked(bpe.vocabulary)
     params = random_params(objective, 0)
-    vectors = objective.vectors(30)
+    vectors = objective.vector_settings(30)
     out = export_folder(tmp_path / "out", objective, params, bpe, ModelCard(), max_length=30, vectors=vectors)
     _, report = transformers.AutoModel.from_pretrained(out, output_loading_info=True)
     assert not report["unexpected_keys"]

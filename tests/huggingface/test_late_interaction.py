@@ -36,7 +36,7 @@ LENGTH = 30
 def trained(model, bpe, **fields):  # noqa: F811
     fields = dict(interaction="late", token_width=10, query_length=12) | fields
     objective = Contrastive(model=MODELS[model].for_vocabulary(bpe.vocabulary), **fields).bind(bpe.vocabulary, LENGTH)
-    settings = FolderSettings(objective.vectors(LENGTH))
+    settings = FolderSettings(objective.vector_settings(LENGTH))
     return TrainedModel(objective, random_params(objective, 0), bpe, (), "here", 1, LENGTH, settings)
 
 

@@ -106,7 +106,7 @@ def test_training_of_vectors_begins_with_their_settings(sentence_folder):
     assert SelfContrastive().with_pretrained_model(source).pooling == "cls"
     trained = FolderSettings.from_json(json.loads(json.dumps(source.settings.to_json())))
     assert trained == source.settings
-    trained = trained.after_training(flagged.vectors(30), -1).vectors
+    trained = trained.after_training(flagged.vector_settings(30), -1).vectors
     prompts = (("query", ""), ("document", "a "), ("web", "fp "))
     assert trained == SETTINGS._replace(pooling="mean", length=30, prompts=prompts, widths=())
     # The score is a cosine, whether or not the vectors that are given out have unit length.
@@ -115,7 +115,8 @@ def test_training_of_vectors_begins_with_their_settings(sentence_folder):
     dot = dataclasses.replace(source, settings=FolderSettings(SETTINGS._replace(normalize=False, similarity="dot")))
     assert "--objective.temperature 1" in SelfContrastive().with_pretrained_model(dot).remarks(None, 30)[0]
     assert not SelfContrastive().with_pretrained_model(source).remarks(None, 30)
-    assert objective.normalize and not plain.settings.after_training(objective.vectors(30), -1).vectors.normalize
+    left = plain.settings.after_training(objective.vector_settings(30), -1)
+    assert objective.normalize and not left.vectors.normalize
 
 
 def test_a_passage_prompt_counts_as_in_the_library(bpe, tmp_path, capsys):  # noqa: F811

@@ -166,7 +166,7 @@ def test_a_run_from_late_interaction_has_its_settings(tokenizer):  # noqa: F811
     from jaxlm.types import FolderSettings
 
     trained = bound(expand_queries=True, skiplist_words=("the",))
-    settings = FolderSettings(trained.vectors(LENGTH))
+    settings = FolderSettings(trained.vector_settings(LENGTH))
     source = PretrainedModel(trained, random_params(trained), tokenizer, settings=settings)
     found = Contrastive(model=BERT).with_pretrained_model(source)
     assert (found.interaction, found.token_width, found.query_length, found.expand_queries, found.skiplist_words) == (
