@@ -220,14 +220,14 @@ def models(tmp_path_factory, tokenizer, graph):
     return found
 
 
-def finetune(preset, model, source, run, steps):
+def finetune(preset, model, source, run, steps, *more):
     same = source.with_stem("same")  # the file itself is refused
     same.write_text(source.read_text())
     return main([
         "finetune", f"configs/tasks/{preset}.py", "--init-from", model, "--data.source", str(source), "--data.dev",
         str(same), "--run-dir", str(run), "--data.length", "32", "--data.buckets", "False", "--train.epochs", "0",
         "--train.steps", str(steps), "--train.eval-every", "0", "--train.tracker", "none",
-        "--optimizer.learning-rate", "0.01",
+        "--optimizer.learning-rate", "0.01", *more,
     ])
 
 
@@ -278,7 +278,8 @@ def test_relations_are_learnt_from_the_marks(tmp_path, models, capsys):
         text, ends = f"{first} the {second}", [["", 0, len(first)], ["", len(first) + 5, len(first) + 5 + len(second)]]
         rows += [{"text": text, "ents": ends, "label": "before"}, {"text": text, "ents": ends[::-1], "label": "NA"}]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    assert finetune("relation", models["bert"], tmp_path / "rows.jsonl", tmp_path / "run", 60) == 0
+    assert finetune("relation", models["bert"], tmp_path / "rows.jsonl", tmp_path / "run", 60,
+                    "--optimizer.schedule", "linear", "--optimizer.bias-correction", "True") == 0
     capsys.readouterr()
     assert main(["evaluate", str(tmp_path / "run"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
