@@ -7,8 +7,11 @@ import shutil
 import jax
 import numpy as np
 import pytest
+from etils import epath
 
 from jaxlm.cli import main
+from jaxlm.errors import UserError
+from jaxlm.runs import folder
 from jaxlm.runs.load import load_run
 from jaxlm.training.checkpoints import Checkpoints
 from tests.training.support import assert_same_arrays, metadata, metrics, stopped_after
@@ -101,3 +104,11 @@ def test_decay_from_a_checkpoint(preset, averaged, tmp_path, capsys):
     start = [*common, "--init-from", str(source), "--train.decay-steps", "2", "--run-dir", str(tmp_path / "later")]
     assert main(start) == 0 and main(["pretrain", str(source), "--train.steps", "9"]) == 0
     assert "decays from step 8 on, and --init-from is now at step 9" in refused(capsys, *start)
+
+
+def test_the_last_checkpoints_are_those_of_training():
+    """That of step 0 has an initial head."""
+    assert folder._find_named_steps(epath.Path("run"), [0, 1000, 2000], "last2") == (1000, 2000)
+    with pytest.raises(UserError, match=r"has no 3 checkpoints; it keeps those of steps 1,000, 2,000 \("):
+        folder._find_named_steps(epath.Path("run"), [0, 1000, 2000], "last3")
+    assert folder._find_named_steps(epath.Path("run"), [0, 1000, 2000], "0,1000") == (0, 1000)

@@ -317,14 +317,6 @@ def test_epochs_of_text_are_passes_over_its_rows(preset, capsys):
     assert "set --train.phases= or --train.epochs 0" in said
 
 
-def test_the_last_checkpoints_are_those_of_training():
-    """That of step 0 has an initial head."""
-    assert run_folder._find_named_steps(epath.Path("run"), [0, 1000, 2000], "last2") == (1000, 2000)
-    with pytest.raises(UserError, match=r"has no 3 checkpoints; it keeps those of steps 1,000, 2,000 \("):
-        run_folder._find_named_steps(epath.Path("run"), [0, 1000, 2000], "last3")
-    assert run_folder._find_named_steps(epath.Path("run"), [0, 1000, 2000], "0,1000") == (0, 1000)
-
-
 def test_a_run_without_its_tokenizer_says_so(finished, capsys):
     shutil.rmtree(finished / "tokenizer")
     assert f"{finished / 'tokenizer'} is missing; copy it" in refused(capsys, "fill-mask", finished, "a [MASK]")
