@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import typing
 from collections.abc import Iterator
@@ -93,7 +94,7 @@ class Setting(NamedTuple):
 
 def settings(config: Any, prefix: str = "", inherited: frozenset[str] = frozenset()) -> Iterator[Setting]:
     """Yield every field that is not bound; the fields of a nested dataclass follow it."""
-    types = typing.get_type_hints(type(config))
+    types = _annotated_types(type(config))
     for item in dataclasses.fields(config):
         marks, value = inherited | marks_of(item), getattr(config, item.name)
         if "bound" in marks:
@@ -101,6 +102,10 @@ def settings(config: Any, prefix: str = "", inherited: frozenset[str] = frozense
         yield Setting(f"{prefix}{item.name}", value, types[item.name], marks)
         if dataclasses.is_dataclass(value):
             yield from settings(value, f"{prefix}{item.name}.", marks)
+
+
+# Strings of annotations are compiled at each call, and a command asks some hundred times.
+_annotated_types = functools.cache(typing.get_type_hints)
 
 
 def with_value(config: Any, name: str, value: Any) -> Any:
