@@ -111,7 +111,7 @@ class Deberta(Encoder):
         The products with positions count once for each bucket. Those of the table with the projections, which all rows
         share, and the second pass of the mask decoder are not counted.
         """
-        positions = 8 * self.num_layers * length * self.position_buckets * self.hidden_size
+        positions = 8 * self.num_layers * length * min(self.position_buckets, length) * self.hidden_size
         return super().forward_flops(length, predicted) + positions
 
     @property

@@ -167,11 +167,13 @@ class Xlnet(TransformerConfig, UncachedWriter):
         return params["word"]["embedding"], params["bias"]
 
     def forward_flops(self, length: int, predicted: int = 0, memory: int = 0) -> float:
-        """Return the FLOPs of both streams, with `predicted` positions in the query stream and `memory` tokens."""
+        """Return the FLOPs of both streams, with `predicted` positions in the query stream and `memory` tokens.
+
+        The projections of the distances, which all rows share, are not counted.
+        """
         h, tokens, keys = self.hidden_size, length + predicted, length + memory
-        distances = keys + length
-        matrices = tokens * (4 * h * h + 4 * h * self.intermediate_size) + keys * 4 * h * h + 2 * distances * 2 * h * h
-        attention = tokens * (4 * keys + 2 * distances) * h
+        matrices = tokens * (4 * h * h + 4 * h * self.intermediate_size) + keys * 4 * h * h
+        attention = tokens * (4 * keys + 2 * (keys + length)) * h
         return float(self.num_layers * (matrices + attention) + 2 * predicted * h * self.vocab_size)
 
     @property

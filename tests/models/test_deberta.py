@@ -125,9 +125,10 @@ def test_the_pair_shares_the_word_embedding():
     assert own["encoder"] is params["discriminator"]["encoder"]
 
 
-def test_flops():
+@pytest.mark.parametrize(("n", "buckets"), [(20, 8), (6, 6)])
+def test_flops(n, buckets):
     """Of one layer: four projections, the feed-forward layers, two products of attention, and two with the buckets."""
-    n, h, f, buckets = 20, 16, 32, 8
+    h, f = 16, 32
     layer = 2 * n * (4 * h * h + 2 * h * f) + 4 * n * n * h + 2 * (2 * n * 2 * buckets * h)
     assert SMALL.forward_flops(n, 3) == 2 * layer + 3 * (2 * h * h + 2 * h * 90)
 

@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxlm.analysis.costs import product_flops
+from jaxlm.analysis.hlo import parse
 from jaxlm.errors import UserError
 from jaxlm.models.base import Inputs
 from jaxlm.models.xlnet import Xlnet
@@ -243,3 +245,10 @@ def test_values_out_of_range_are_refused(changes, message):
 def test_lengths_that_do_not_suit_are_refused(length):
     with pytest.raises(UserError, match=r"data\.length"):
         OBJECTIVE.bind(V, length)
+
+
+def test_flops_are_those_of_a_row_among_many():
+    model, rows, length = dataclasses.replace(SMALL, hidden_size=64, num_layers=1, intermediate_size=128), 32, 48
+    inputs = Inputs(jnp.ones((rows, length), jnp.int32))
+    compiled = jax.jit(model.hidden_states).lower(jax.eval_shape(model.init, jax.random.key(0)), inputs).compile()
+    assert product_flops(parse(compiled.as_text())) / rows == pytest.approx(model.forward_flops(length), rel=0.03)
