@@ -35,6 +35,9 @@ _BOUNDARY = SYMBOL_NAMES["pad"]
 # Excluded from the alphabet: the space, whose mark is in it, and characters that SentencePiece reserves or rejects.
 _NO_PIECE = frozenset(" \t\n\0\u2585") | frozenset(map(chr, range(0xD800, 0xE000)))
 _CHUNK = 2048
+# GPT-2's words, but combining marks and joiners stay with their letters and symbols: many scripts spell vowels so.
+_BYTE_BPE_WORD = (r"'s|'t|'re|'ve|'m|'ll|'d| ?[\p{L}\p{M}\x{200C}\x{200D}]+| ?\p{N}+|"
+                  r" ?[^\s\p{L}\p{M}\p{N}][^\s\p{L}\p{N}]*|\s+(?!\S)|\s+")
 _WORDS = tokenizers.pre_tokenizers.BertPreTokenizer()  # at spaces and around each punctuation mark
 MOST_WORDS = 20_000_000
 """Largest number of words that are counted at a time (word2vec.c: 21 million)."""
@@ -60,8 +63,9 @@ def train_tokenizer(
         texts: documents or pieces of them. They are held in memory, so sample some ten megabytes of a large corpus
             (`jaxlm.data.parts.sample`). Or, for "words" alone, the counts of words (see `count_words`).
         folder: folder to write.
-        kind: "unigram" or "bpe", both by SentencePiece; "byte-bpe", as in GPT-2 and RoBERTa; "bytes", single bytes
-            (258 ids); or "words", the most frequent words and punctuation marks (all others are [UNK]).
+        kind: "unigram" or "bpe", both by SentencePiece; "byte-bpe", as in GPT-2 and RoBERTa, but with the combining
+            marks of a word in it; "bytes", single bytes (258 ids); or "words", the most frequent words and punctuation
+            marks (all others are [UNK]).
         vocab_size: total number of ids: 7 special tokens, 100 sentinels, 256 bytes, and the pieces of the text. A text
             that has fewer pieces gives a smaller vocabulary.
         normalization: "nmt_nfkc" (see `normalizer.normalize`) or "identity".
@@ -143,18 +147,22 @@ def _train_byte_bpe(
     last.append("<mask>")
     _require_size(vocab_size, len(_BYTE_BPE_FIRST) + len(last) + 256, "special tokens and bytes")
     model = tokenizers.Tokenizer(tokenizers.models.BPE())
-    model.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    model.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([
+        tokenizers.pre_tokenizers.Split(tokenizers.Regex(_BYTE_BPE_WORD), "isolated"),
+        tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ])
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=vocab_size - len(last), special_tokens=list(_BYTE_BPE_FIRST), show_progress=False,
         initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
     )
     model.train_from_iterator((chunk.encode("utf-8", "replace").decode() for chunk in chunks), trainer)
-    trained = json.loads(model.to_str())["model"]
+    content = json.loads(model.to_str())
+    trained = content["model"]
     vocab = trained["vocab"] | {name: len(trained["vocab"]) + i for i, name in enumerate(last)}
     special = [*_BYTE_BPE_FIRST, *last]
     return files.byte_bpe(
         vocab, trained["merges"], special, files.guess_symbols(special), f"the byte-bpe vocabulary of {len(vocab)}",
-        normalizer=normalizer,
+        normalizer=normalizer, pre_tokenizer=content["pre_tokenizer"],
     )
 
 
