@@ -16,7 +16,6 @@ from jaxlm.data.base import Data, RowFormat, Source, random_tokens
 from jaxlm.data.cache import cache_folder
 from jaxlm.data.corpus import SOURCES, Corpus, open_corpus
 from jaxlm.data.describe import describe_text
-from jaxlm.data.duplicates import FORMAT as KEYS_FORMAT
 from jaxlm.data.duplicates import Deduplicate, Keys, find_duplicates
 from jaxlm.data.engine import Work, jobs_of, missing_jobs, run_jobs
 from jaxlm.data.mixture import Mixture, parse_mixture, shares_of, weights_of_phase
@@ -254,7 +253,7 @@ class TextData(Data):
         shards, folders = self._shards(tokenizer), {}
         names = {name: [shards.path(part).name for part in corpus.parts] for name, (_, corpus, _) in sources.items()}
         for number, name in enumerate(names):  # what a source holds out depends on the others
-            facts = [FORMAT, KEYS_FORMAT, self.held_out, self.deduplicate, list(names.values()), number]
+            facts = [FORMAT, self.keys.version, self.held_out, self.deduplicate, list(names.values()), number]
             key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:20]
             folders[name] = self.shared_cache / "stores" / key
         return folders
