@@ -337,15 +337,15 @@ def _precision_recall(prefix: str, precision: float, recall: float) -> dict[str,
 def rouge(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
     """Return rouge1, rouge2, rougeL: mean F of the best reference, with stemming (package rouge-score), from 0 to 1.
 
-    The package knows only the letters a to z. If most letters of the references are others, its words are those of
-    `split_characters`.
+    The package knows only the letters a to z. If more than one of 200 letters of the references is another, as in all
+    but English with a few names, its words are those of `split_characters`.
     """
     require_packages(["rouge"])
     from rouge_score.rouge_scorer import RougeScorer
 
     names = ("rouge1", "rouge2", "rougeL")
     letters = [char for char in "".join(itertools.chain.from_iterable(references)) if char.isalpha()]
-    is_other = sum(char.isascii() for char in letters) < len(letters) / 2
+    is_other = sum(not char.isascii() for char in letters) > len(letters) / 200
     scorer = RougeScorer(names, use_stemmer=True, tokenizer=_Words() if is_other else None)
     rows = [scorer.score_multi(list(golds), text) for text, golds in zip(predictions, references, strict=True)]
     return {name: float(np.mean([row[name].fmeasure for row in rows])) if rows else 0.0 for name in names}
