@@ -34,6 +34,8 @@ _ASCII = "".join(map(chr, range(33, 127))) + sentencepiece_json.SPACE
 _BOUNDARY = SYMBOL_NAMES["pad"]
 # Excluded from the alphabet: the space, whose mark is in it, and characters that SentencePiece reserves or rejects.
 _NO_PIECE = frozenset(" \t\n\0\u2585") | frozenset(map(chr, range(0xD800, 0xE000)))
+# SentencePiece joins full stops that belong to a script to the words before them, so they change places with others.
+_FULL_STOPS = str.maketrans("۔։።။។\ue000\ue001\ue002\ue003\ue004", "\ue000\ue001\ue002\ue003\ue004۔։።။។")
 _CHUNK = 2048
 # GPT-2's words, but combining marks and joiners stay with their letters and symbols: many scripts spell vowels so.
 _BYTE_BPE_WORD = (r"'s|'t|'re|'ve|'m|'ll|'d| ?[\p{L}\p{M}\x{200C}\x{200D}]+| ?\p{N}+|"
@@ -207,6 +209,7 @@ def _train_sentencepiece(
     lines: list[str], kind: str, vocab_size: int, normalization: str, symbols: Sequence[str]
 ) -> files.Definition:
     """Train with the layout of `Vocabulary.stand_in`, then 256 bytes and the pieces."""
+    lines = [line.translate(_FULL_STOPS) for line in lines]
     alphabet = _replace_rare_characters(lines)
     first = dict(itertools.islice(SYMBOL_NAMES.items(), 4))  # SentencePiece's own; a symbol of an objective may be one
     control = [name for name in dict.fromkeys((*SYMBOL_NAMES.values(), *SENTINELS, *symbols))
@@ -227,8 +230,10 @@ def _train_sentencepiece(
     )
     proto = sentencepiece_json.parse(output.getvalue())
     proto.normalizer_spec.name = sentencepiece_json.LINES[normalization]
+    text_pieces = [piece for piece in proto.pieces if piece.type == 1]
+    for piece in text_pieces:
+        piece.piece = piece.piece.translate(_FULL_STOPS)
     if kind == "unigram":  # round the scores so that float32 adds them exactly: see sentencepiece_json
-        text_pieces = [piece for piece in proto.pieces if piece.type == 1]
         largest = (10 - min(piece.score for piece in text_pieces)) * sentencepiece_json.EXACT
         step = 2.0 ** (math.ceil(math.log2(largest)) - 24)
         for piece in text_pieces:

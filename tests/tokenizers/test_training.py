@@ -179,6 +179,21 @@ def test_alphabet(kind, tmp_path):
     assert "漢" in _pieces(more)
 
 
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+@pytest.mark.parametrize("mark", "۔։።။។।.")
+def test_the_mark_that_ends_a_sentence_is_a_piece(mark, kind, tmp_path):
+    """Some are as letters of their script to SentencePiece, so that the most frequent last words had one."""
+    first = {"।": 0x915, "۔": 0x628, "။": 0x1000, "។": 0x1780, "።": 0x1200, "։": 0x561}.get(mark, ord("a"))
+    draw, letters = random.Random(3), [chr(first + k) for k in range(18)]
+    words = ["".join(draw.choices(letters, k=4)) for _ in range(100)]
+    texts = [" ".join([*draw.choices(words, k=8), words[0] + mark]) for _ in range(300)]
+    tokenizer = train_tokenizer(texts, tmp_path / "t", kind=kind, vocab_size=600)
+    ids = tokenizer.encode(texts[0])
+    assert tokenizer.vocabulary.sentence_end[ids].tolist() == [False] * (len(ids) - 1) + [True]
+    assert tokenizer.pieces(ids)[-2:] == ["▁" + words[0], mark]
+    assert tokenizer.decode(ids) == texts[0]
+
+
 SMILES = ["".join(random.Random(i).choices(["C", "c1ccccc1", "N", "(=O)", "[nH]", "Cl"], k=12)) for i in range(200)]
 
 
