@@ -78,9 +78,9 @@ class TextData(Data):
 
     normalization: Normalization = "nmt_nfkc"
     """Text normalization of the tokenizer that `auto` trains: `nmt_nfkc`, the default of SentencePiece (Unicode NFKC
-    composes accents and turns full-width letters into plain ones; control characters are removed; zero-width spaces and
-    non-joiners, which Persian writes within words, become spaces; lines and tabs stay), or `identity`, which keeps all
-    of them."""
+    composes accents, takes apart Thai ำ and Devanagari letters with nukta, and makes ！…² into !...2; a model writes
+    text in that form; control characters are removed; zero-width spaces and non-joiners, which Persian writes within
+    words, become spaces; lines and tabs stay), or `identity`, which keeps all of them."""
 
     held_out: float = field(0.01, range="[0, 0.5]")
     """Share of the documents, selected by a hash of their text, that is held out for evaluation. A text with few
