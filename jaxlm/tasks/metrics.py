@@ -94,17 +94,28 @@ def _shares(hits: np.ndarray, own: np.ndarray, theirs: np.ndarray) -> np.ndarray
 
 
 def text_metrics(names: Iterable[str], predictions: Sequence[str], golds: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Return metrics of texts, given the gold texts of each: any of exact_match, f1, rouge and bleu."""
+    """Return metrics of texts, given the gold texts of each: any of exact_match, f1, rouge and bleu.
+
+    F1 counts words, or characters where most letters of the gold texts are of scripts without spaces.
+    """
     found: dict[str, float] = {}
+    f1 = functools.partial(token_f1, normalize=split_characters if _num_unspaced(golds)[1] else normalize_answer)
     for name in names:
         if name == "rouge":
             found |= rouge(predictions, golds)
         elif name == "bleu":
             found[name] = bleu(predictions, golds)
         else:
-            measure = {"exact_match": exact_match, "f1": token_f1}[name]
+            measure = {"exact_match": exact_match, "f1": f1}[name]
             found[name] = float(np.mean([measure(*pair) for pair in zip(predictions, golds, strict=True)]))
     return found
+
+
+def _num_unspaced(golds: Sequence[Sequence[str]]) -> tuple[int, bool]:
+    """Return the number of characters of scripts without spaces, and whether they are most of the letters."""
+    text = "".join(itertools.chain.from_iterable(golds))
+    count = len(re.findall(f"[{_WITHOUT_SPACES}]", text))
+    return count, 2 * count > sum(map(str.isalpha, text))
 
 
 def accuracy(predictions: Sequence[Hashable], gold: Sequence[Hashable]) -> float:
@@ -367,10 +378,9 @@ def bleu(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> flo
     require_packages(["bleu"])
     import sacrebleu
 
-    text = "".join(itertools.chain.from_iterable(references))
-    unspaced = len(re.findall(f"[{_WITHOUT_SPACES}]", text))
-    others = len(re.findall("[\u0e00-\u17ff\u3040-\u30ff]", text))
-    tokenize = "13a" if 2 * unspaced <= sum(map(str.isalpha, text)) else "char" if 10 * others > unspaced else "zh"
+    others = len(re.findall("[\u0e00-\u17ff\u3040-\u30ff]", "".join(itertools.chain.from_iterable(references))))
+    unspaced, is_unspaced = _num_unspaced(references)
+    tokenize = "13a" if not is_unspaced else "char" if 10 * others > unspaced else "zh"
     most = max((len(golds) for golds in references), default=1)
     streams = [[golds[i] if i < len(golds) else None for golds in references] for i in range(most)]
     return float(sacrebleu.corpus_bleu(list(predictions), streams, tokenize=tokenize).score) if predictions else 0.0

@@ -210,6 +210,12 @@ def test_texts_as_rouge_score_and_sacrebleu():
         assert metrics.bleu([wrong], [[text]]) > 20
 
 
+def test_f1_of_texts_without_spaces_counts_characters():
+    """As the script of MLQA for Chinese; 3 of 5 and of 3 characters are common."""
+    assert metrics.text_metrics(["exact_match", "f1"], ["東京都です"], [["東京都"]]) == {"exact_match": 0, "f1": 0.75}
+    assert metrics.text_metrics(["f1"], ["Tokyo is"], [["Tokyo", "東京"]]) == {"f1": pytest.approx(2 / 3)}
+
+
 ROWS = [  # human answers, best span, score of no answer
     (["The 10th century", "10th century"], "10th-century", -2.0),
     (["Denmark, Iceland and Norway"], "Iceland and the Norway!", -1.0),
