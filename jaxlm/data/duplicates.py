@@ -54,9 +54,10 @@ _Text = tuple[str, np.ndarray | None]
 
 @functools.lru_cache(maxsize=1)
 def _kinds() -> np.ndarray:
-    """Return for each code point 1 for a letter, digit or underscore, 2 for a word by itself, else 0."""
+    """Return for each code point 1 for a letter, mark, joiner, digit or underscore, 2 for a word by itself, else 0."""
     kinds = np.char.isalnum(np.arange(sys.maxunicode + 1, dtype=np.uint32).view("U1")).astype(np.uint8)
-    kinds[ord("_")] = 1
+    marks = [code for code in range(0x300, 0x1F000) if unicodedata.category(chr(code))[0] == "M"]
+    kinds[[ord("_"), 0x200C, 0x200D, *marks]] = 1
     for first, last in _UNSPACED:
         kinds[first : last + 1] = 2
     return kinds
@@ -158,7 +159,7 @@ class Keys(Work):
     is_near: bool
 
     def depends_on(self, part: Part) -> list[Any]:
-        return [FORMAT, part.name, self.is_near]
+        return [self.version, part.name, self.is_near]
 
     def write(self, folder: epath.Path, part: Part, progress: Progress) -> None:
         def pieces() -> Iterator[Piece]:
@@ -170,6 +171,11 @@ class Keys(Work):
         keys = np.concatenate([none, *document_keys(pieces(), self.is_near)])
         write_array(folder / "keys", keys.T.ravel())
         write_facts(folder / FACTS, {"format": FORMAT, "documents": len(keys)})
+
+    @property
+    def version(self) -> int:
+        """Version of the keys; near ones of version 2 had words divided by combining marks."""
+        return FORMAT + self.is_near
 
     @property
     def num_columns(self) -> int:

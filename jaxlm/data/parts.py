@@ -205,11 +205,13 @@ def sample(parts: Sequence[Part], wanted: int) -> Iterator[str]:
 def _first(pieces: Iterator[Piece], wanted: int) -> Iterator[str]:
     """Yield about the first `wanted` bytes: whole pieces of documents, then the beginning of one."""
     for piece in pieces:
-        if len(piece.text) > wanted:
-            yield piece.text[: max(piece.text.rfind(" ", 0, wanted), 0) or wanted]
+        size = len(piece.text.encode())
+        if size > wanted:
+            end = len(piece.text) * wanted // size
+            yield piece.text[: max(piece.text.rfind(" ", 0, end), 0) or end]
             return
         yield piece.text
-        wanted -= len(piece.text)
+        wanted -= size
 
 
 def _evenly(pieces: Iterator[Piece], total: int, wanted: int) -> Iterator[str]:
@@ -220,7 +222,7 @@ def _evenly(pieces: Iterator[Piece], total: int, wanted: int) -> Iterator[str]:
     share, credit, read = min(1.0, wanted / max(1, total)), 0.0, 0
     for piece in pieces:
         credit += len(piece.text) * share
-        read += len(piece.text)
+        read += len(piece.text.encode())
         if piece.text and credit >= len(piece.text) - 0.5:
             credit -= len(piece.text)
             yield piece.text

@@ -16,7 +16,6 @@ from jaxlm.data.base import Data, RowFormat, Source, random_tokens
 from jaxlm.data.cache import cache_folder
 from jaxlm.data.corpus import SOURCES, Corpus, open_corpus
 from jaxlm.data.describe import describe_text
-from jaxlm.data.duplicates import FORMAT as KEYS_FORMAT
 from jaxlm.data.duplicates import Deduplicate, Keys, find_duplicates
 from jaxlm.data.engine import Work, jobs_of, missing_jobs, run_jobs
 from jaxlm.data.mixture import Mixture, parse_mixture, shares_of, weights_of_phase
@@ -79,9 +78,9 @@ class TextData(Data):
 
     normalization: Normalization = "nmt_nfkc"
     """Text normalization of the tokenizer that `auto` trains: `nmt_nfkc`, the default of SentencePiece (Unicode NFKC
-    composes accents and turns full-width letters into plain ones; control characters are removed; zero-width spaces and
-    non-joiners, which Persian writes within words, become spaces; lines and tabs stay), or `identity`, which keeps all
-    of them."""
+    composes accents, takes apart Thai ำ and Devanagari letters with nukta, and makes ！…² into !...2; a model writes
+    text in that form; control characters are removed; zero-width spaces and non-joiners, which Persian writes within
+    words, become spaces; lines and tabs stay), or `identity`, which keeps all of them."""
 
     held_out: float = field(0.01, range="[0, 0.5]")
     """Share of the documents, selected by a hash of their text, that is held out for evaluation. A text with few
@@ -254,7 +253,7 @@ class TextData(Data):
         shards, folders = self._shards(tokenizer), {}
         names = {name: [shards.path(part).name for part in corpus.parts] for name, (_, corpus, _) in sources.items()}
         for number, name in enumerate(names):  # what a source holds out depends on the others
-            facts = [FORMAT, KEYS_FORMAT, self.held_out, self.deduplicate, list(names.values()), number]
+            facts = [FORMAT, self.keys.version, self.held_out, self.deduplicate, list(names.values()), number]
             key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:20]
             folders[name] = self.shared_cache / "stores" / key
         return folders
@@ -309,7 +308,7 @@ class TextData(Data):
             for data in (replace_surrogates(text).encode() for text in texts):
                 read.update(data + b"\0")
                 size += len(data)
-            what = [3, read.hexdigest()]
+            what = [5, read.hexdigest()]
         name = hashlib.sha256(json.dumps([*what, settings, *symbols]).encode()).hexdigest()[:20]
         folder = self.shared_cache / "tokenizers" / name
         if not (folder / MARKER).exists():

@@ -46,8 +46,9 @@ def generate_text(
         loaded: The trained model.
         prompts: Token ids of each prompt.
         settings: Options of generation.
-        stop: Strings that end a continuation and are left out; special tokens ("</s>") are one token. Beams end with a
-            token that contains a stop string; a string spread over several tokens only truncates the text.
+        stop: Strings that end a continuation and are left out, also as the vocabulary spells them; special tokens
+            ("</s>") are one token. Beams end with a token that contains a stop string; a string spread over several
+            tokens only truncates the text.
         on_text: Receives the text of a single prompt in pieces while it is generated.
         skip_special: Leave special tokens out of the text.
 
@@ -61,6 +62,8 @@ def generate_text(
     v = loaded.tokenizer.vocabulary
     symbols = [v.symbols[text] for text in stop if text in v.symbols]
     strings = [text for text in stop if text not in v.symbols]
+    spelled = [text.replace(inner, loaded.tokenizer.spelled(inner)) for text in strings if (inner := text.strip())]
+    strings = list(dict.fromkeys([*strings, *spelled]))
     ends = (loaded.settings.stop_ids if settings.stop_ids is None else ()) or settings.stops(v)
     settings = dataclasses.replace(settings, stop_ids=[*ends, *symbols])
     answers: list[Completion] = []

@@ -94,17 +94,28 @@ def _shares(hits: np.ndarray, own: np.ndarray, theirs: np.ndarray) -> np.ndarray
 
 
 def text_metrics(names: Iterable[str], predictions: Sequence[str], golds: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Return metrics of texts, given the gold texts of each: any of exact_match, f1, rouge and bleu."""
+    """Return metrics of texts, given the gold texts of each: any of exact_match, f1, rouge and bleu.
+
+    F1 counts words, or characters where most letters of the gold texts are of scripts without spaces.
+    """
     found: dict[str, float] = {}
+    f1 = functools.partial(token_f1, normalize=split_characters if _num_unspaced(golds)[1] else normalize_answer)
     for name in names:
         if name == "rouge":
             found |= rouge(predictions, golds)
         elif name == "bleu":
             found[name] = bleu(predictions, golds)
         else:
-            measure = {"exact_match": exact_match, "f1": token_f1}[name]
+            measure = {"exact_match": exact_match, "f1": f1}[name]
             found[name] = float(np.mean([measure(*pair) for pair in zip(predictions, golds, strict=True)]))
     return found
+
+
+def _num_unspaced(golds: Sequence[Sequence[str]]) -> tuple[int, bool]:
+    """Return the number of characters of scripts without spaces, and whether they are most of the letters."""
+    text = "".join(itertools.chain.from_iterable(golds))
+    count = len(re.findall(f"[{_WITHOUT_SPACES}]", text))
+    return count, 2 * count > sum(map(str.isalpha, text))
 
 
 def accuracy(predictions: Sequence[Hashable], gold: Sequence[Hashable]) -> float:
@@ -337,15 +348,15 @@ def _precision_recall(prefix: str, precision: float, recall: float) -> dict[str,
 def rouge(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
     """Return rouge1, rouge2, rougeL: mean F of the best reference, with stemming (package rouge-score), from 0 to 1.
 
-    The package knows only the letters a to z. If most letters of the references are others, its words are those of
-    `split_characters`.
+    The package knows only the letters a to z. If more than one of 200 letters of the references is another, as in all
+    but English with a few names, its words are those of `split_characters`.
     """
     require_packages(["rouge"])
     from rouge_score.rouge_scorer import RougeScorer
 
     names = ("rouge1", "rouge2", "rougeL")
     letters = [char for char in "".join(itertools.chain.from_iterable(references)) if char.isalpha()]
-    is_other = sum(char.isascii() for char in letters) < len(letters) / 2
+    is_other = sum(not char.isascii() for char in letters) > len(letters) / 200
     scorer = RougeScorer(names, use_stemmer=True, tokenizer=_Words() if is_other else None)
     rows = [scorer.score_multi(list(golds), text) for text, golds in zip(predictions, references, strict=True)]
     return {name: float(np.mean([row[name].fmeasure for row in rows])) if rows else 0.0 for name in names}
@@ -367,10 +378,9 @@ def bleu(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> flo
     require_packages(["bleu"])
     import sacrebleu
 
-    text = "".join(itertools.chain.from_iterable(references))
-    unspaced = len(re.findall(f"[{_WITHOUT_SPACES}]", text))
-    others = len(re.findall("[\u0e00-\u17ff\u3040-\u30ff]", text))
-    tokenize = "13a" if 2 * unspaced <= sum(map(str.isalpha, text)) else "char" if 10 * others > unspaced else "zh"
+    others = len(re.findall("[\u0e00-\u17ff\u3040-\u30ff]", "".join(itertools.chain.from_iterable(references))))
+    unspaced, is_unspaced = _num_unspaced(references)
+    tokenize = "13a" if not is_unspaced else "char" if 10 * others > unspaced else "zh"
     most = max((len(golds) for golds in references), default=1)
     streams = [[golds[i] if i < len(golds) else None for golds in references] for i in range(most)]
     return float(sacrebleu.corpus_bleu(list(predictions), streams, tokenize=tokenize).score) if predictions else 0.0

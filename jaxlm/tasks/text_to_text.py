@@ -166,10 +166,16 @@ class TextToText(Task):
             prompt = self.texts(Record("", "", values, ()))[0] + self.separator * self.is_decoder
         except Exception:  # rows of another kind, as in tasks of one's own; no export fails by its card
             prompt = ""
-        words = dict(word.split("=", 1) for word in (kind.label_words if is_classifier else ()))
-        labels = kind.labels if is_classifier else ()
         # The passage of a question has spaces around its punctuation.
-        return re.sub(r"\{ (\w+) \}", r"{\1}", prompt), ", ".join(words.get(label, label) for label in labels)
+        return re.sub(r"\{ (\w+) \}", r"{\1}", prompt), ", ".join(self.label_texts)
+
+    @property
+    def label_texts(self) -> list[str]:
+        """The answers of a classifier, in the order of its labels."""
+        if not isinstance(self.kind, Classification):
+            return []
+        words = dict(word.split("=", 1) for word in self.kind.label_words)
+        return [words.get(label, label) for label in self.kind.labels]
 
     def as_text(self, record: Record) -> tuple[str, str]:
         return record.values["source"], (record.values["targets"] or [""])[0]
@@ -252,6 +258,9 @@ class TextToText(Task):
         """Return the text of each held-out example."""
         examples = source.examples("held_out", self, length)
         order = np.argsort([len(example.notes) for example in examples], kind="stable")
+        # The vocabulary may have no form of a label or answer as it stands: NFKC takes Thai ำ apart.
+        targets = list(dict.fromkeys([*self.label_texts, *(self.texts(row)[1] for row in source.records["held_out"])]))
+        targets = {source.tokenizer.spelled(target): target for target in targets} | {text: text for text in targets}
         found: list[Arrays] = [{} for _ in examples]
         for start in range(0, len(order), batch_size):
             chosen = order[start : start + batch_size]
@@ -261,7 +270,9 @@ class TextToText(Task):
                 length_penalty=self.length_penalty,
             )
             for i, ids in zip(chosen, answers, strict=True):
-                found[i] = {"text": np.array(source.tokenizer.decode(ids).strip())}
+                text = source.tokenizer.decode(ids).strip()
+                parts = (targets.get(part, part) for part in text.split(", "))  # labels of a row with several
+                found[i] = {"text": np.array(targets.get(text) or ", ".join(parts))}
         return found
 
     def answer(self, record: Record, parts: Sequence[tuple[EncodedExample, Arrays]]) -> Answer:

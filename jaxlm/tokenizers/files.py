@@ -303,9 +303,9 @@ def byte_of_char() -> dict[str, int]:
 
 def byte_bpe(
     vocab: dict[str, int], merges: list[Any], special: Iterable[str], symbols: dict[str, str], name: str,
-    *, normalizer: dict[str, Any] | None = None,
+    *, normalizer: dict[str, Any] | None = None, pre_tokenizer: dict[str, Any] | None = None,
 ) -> Definition:
-    """Return the definition of a byte-level BPE like GPT-2's and RoBERTa's.
+    """Return the definition of a byte-level BPE, by default with the words of GPT-2's and RoBERTa's.
 
     Special tokens are among the pieces of `vocab`; `symbols` maps a role to its piece. Errors name the file `name`.
     """
@@ -315,7 +315,7 @@ def byte_bpe(
         "version": "1.0",
         "added_tokens": [added_token(vocab[piece], piece, lstrip=piece == "<mask>") for piece in pieces],
         "normalizer": normalizer,
-        "pre_tokenizer": byte_level | {"add_prefix_space": False},
+        "pre_tokenizer": pre_tokenizer or byte_level | {"add_prefix_space": False},
         "decoder": byte_level,
         "model": {
             "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": "",

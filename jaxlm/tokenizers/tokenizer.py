@@ -258,6 +258,11 @@ class Tokenizer:
         """Return the text of `ids`, without or with the names of special tokens. Invalid UTF-8 becomes U+FFFD."""
         return self._marked.decode([int(i) for i in ids], skip_special_tokens=skip_special)
 
+    def spelled(self, text: str) -> str:
+        """Return a text as a model writes it, normalized and without space around it; itself if it cannot."""
+        ids = self.encode(text)
+        return text if self.vocabulary.unk in ids else self.decode(ids).strip() or text
+
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Return readable pieces: "▁" is a space, "⏎" a newline, "<0xE3>" a byte of a longer character."""
         return [_readable(self._pieces[int(i)], self._style) if 0 <= i < len(self._pieces) else f"<{i}?>" for i in ids]

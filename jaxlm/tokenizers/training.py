@@ -34,7 +34,12 @@ _ASCII = "".join(map(chr, range(33, 127))) + sentencepiece_json.SPACE
 _BOUNDARY = SYMBOL_NAMES["pad"]
 # Excluded from the alphabet: the space, whose mark is in it, and characters that SentencePiece reserves or rejects.
 _NO_PIECE = frozenset(" \t\n\0\u2585") | frozenset(map(chr, range(0xD800, 0xE000)))
+# SentencePiece joins full stops that belong to a script to the words before them, so they change places with others.
+_FULL_STOPS = str.maketrans("۔։።။។\ue000\ue001\ue002\ue003\ue004", "\ue000\ue001\ue002\ue003\ue004۔։።။។")
 _CHUNK = 2048
+# GPT-2's words, but combining marks and joiners stay with their letters and symbols: many scripts spell vowels so.
+_BYTE_BPE_WORD = (r"'s|'t|'re|'ve|'m|'ll|'d| ?[\p{L}\p{M}\x{200C}\x{200D}]+| ?\p{N}+|"
+                  r" ?[^\s\p{L}\p{M}\p{N}][^\s\p{L}\p{N}]*|\s+(?!\S)|\s+")
 _WORDS = tokenizers.pre_tokenizers.BertPreTokenizer()  # at spaces and around each punctuation mark
 MOST_WORDS = 20_000_000
 """Largest number of words that are counted at a time (word2vec.c: 21 million)."""
@@ -60,8 +65,9 @@ def train_tokenizer(
         texts: documents or pieces of them. They are held in memory, so sample some ten megabytes of a large corpus
             (`jaxlm.data.parts.sample`). Or, for "words" alone, the counts of words (see `count_words`).
         folder: folder to write.
-        kind: "unigram" or "bpe", both by SentencePiece; "byte-bpe", as in GPT-2 and RoBERTa; "bytes", single bytes
-            (258 ids); or "words", the most frequent words and punctuation marks (all others are [UNK]).
+        kind: "unigram" or "bpe", both by SentencePiece; "byte-bpe", as in GPT-2 and RoBERTa, but with the combining
+            marks of a word in it; "bytes", single bytes (258 ids); or "words", the most frequent words and punctuation
+            marks (all others are [UNK]).
         vocab_size: total number of ids: 7 special tokens, 100 sentinels, 256 bytes, and the pieces of the text. A text
             that has fewer pieces gives a smaller vocabulary.
         normalization: "nmt_nfkc" (see `normalizer.normalize`) or "identity".
@@ -143,18 +149,22 @@ def _train_byte_bpe(
     last.append("<mask>")
     _require_size(vocab_size, len(_BYTE_BPE_FIRST) + len(last) + 256, "special tokens and bytes")
     model = tokenizers.Tokenizer(tokenizers.models.BPE())
-    model.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    model.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([
+        tokenizers.pre_tokenizers.Split(tokenizers.Regex(_BYTE_BPE_WORD), "isolated"),
+        tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ])
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=vocab_size - len(last), special_tokens=list(_BYTE_BPE_FIRST), show_progress=False,
         initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
     )
     model.train_from_iterator((chunk.encode("utf-8", "replace").decode() for chunk in chunks), trainer)
-    trained = json.loads(model.to_str())["model"]
+    content = json.loads(model.to_str())
+    trained = content["model"]
     vocab = trained["vocab"] | {name: len(trained["vocab"]) + i for i, name in enumerate(last)}
     special = [*_BYTE_BPE_FIRST, *last]
     return files.byte_bpe(
         vocab, trained["merges"], special, files.guess_symbols(special), f"the byte-bpe vocabulary of {len(vocab)}",
-        normalizer=normalizer,
+        normalizer=normalizer, pre_tokenizer=content["pre_tokenizer"],
     )
 
 
@@ -199,6 +209,7 @@ def _train_sentencepiece(
     lines: list[str], kind: str, vocab_size: int, normalization: str, symbols: Sequence[str]
 ) -> files.Definition:
     """Train with the layout of `Vocabulary.stand_in`, then 256 bytes and the pieces."""
+    lines = [line.translate(_FULL_STOPS) for line in lines]
     alphabet = _replace_rare_characters(lines)
     first = dict(itertools.islice(SYMBOL_NAMES.items(), 4))  # SentencePiece's own; a symbol of an objective may be one
     control = [name for name in dict.fromkeys((*SYMBOL_NAMES.values(), *SENTINELS, *symbols))
@@ -219,8 +230,10 @@ def _train_sentencepiece(
     )
     proto = sentencepiece_json.parse(output.getvalue())
     proto.normalizer_spec.name = sentencepiece_json.LINES[normalization]
+    text_pieces = [piece for piece in proto.pieces if piece.type == 1]
+    for piece in text_pieces:
+        piece.piece = piece.piece.translate(_FULL_STOPS)
     if kind == "unigram":  # round the scores so that float32 adds them exactly: see sentencepiece_json
-        text_pieces = [piece for piece in proto.pieces if piece.type == 1]
         largest = (10 - min(piece.score for piece in text_pieces)) * sentencepiece_json.EXACT
         step = 2.0 ** (math.ceil(math.log2(largest)) - 24)
         for piece in text_pieces:

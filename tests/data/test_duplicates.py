@@ -150,6 +150,14 @@ def jaccard(one, other):
 
 
 UNSPACED = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+MARKS = "\u200c\u200d" + "".join(c for c in map(chr, range(0x1F000)) if unicodedata.category(c)[0] == "M")
+
+
+def test_words_have_their_combining_marks():
+    """Vowel signs of Hindi neither divide words nor are left out."""
+    hashes, counts = word_hashes(["हिन्दी भाषा", "दिन कल की बात", "दान कला को बीत", "می\u200cخواهم"])
+    assert counts.tolist() == [2, 4, 4, 1]
+    assert not np.isin(hashes[2:6], hashes[6:10]).any()
 
 
 def plain_keys(pieces):
@@ -167,7 +175,7 @@ def plain_keys(pieces):
         for start in range(0, len(text.casefold()), duplicates._LONGEST):
             part = text.casefold()[start : start + duplicates._LONGEST]
             words += [sum(ord(c) * pow(duplicates._R, k, 1 << 64) for k, c in enumerate(word)) % (1 << 64)
-                      for word in re.findall(rf"[{UNSPACED}]|[^\W{UNSPACED}]+", part)]
+                      for word in re.findall(rf"[{UNSPACED}]|(?:(?![{UNSPACED}])[\w{MARKS}])+", part)]
         if piece.last:
             own = words or np.frombuffer(exact.digest(), "<u8").tolist()
             x = [sum(word * o for word, o in zip(own[i : i + SHINGLE], odd, strict=False)) % (1 << 64) >> 32

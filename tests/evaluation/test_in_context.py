@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import types
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +14,15 @@ import torch
 
 from jaxlm.cli import main
 from jaxlm.errors import UserError
+from jaxlm.evaluation import in_context
 from jaxlm.evaluation.in_context import evaluate, run
-from jaxlm.evaluation.prompts import fill, read_examples, read_task
+from jaxlm.evaluation.prompts import PromptTask, fill, read_examples, read_task
 from jaxlm.inference import generate
 from jaxlm.inference.score import Score
+from jaxlm.inference.text import Completion
 from jaxlm.runs.model import TrainedModel
 from jaxlm.tasks.tables import TableRow
+from jaxlm.tokenizers.training import train_tokenizer
 from tests.inference.test_score import side
 
 ROWS = [
@@ -129,6 +133,18 @@ def test_free_answers(gpt2, t5, prompt_file, tmp_path):
     said = [dict(row, answers=[own["prediction"]]) for row, own in zip(ROWS, rows, strict=True)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in said))
     assert run(path, prompt_file(**fields | {"shots": 0}))["metrics"].keys() == {"exact_match"}
+
+
+def test_a_free_answer_is_right_as_the_vocabulary_spells_it(tmp_path, monkeypatch):
+    """NFKC takes Thai ำ apart, so that no model writes it."""
+    tokenizer = train_tokenizer(["คำถาม คำตอบ"] * 9, tmp_path / "t", kind="bpe", vocab_size=500)
+    said = Completion(tokenizer.decode(tokenizer.encode("คำถาม")), [], [])
+    loaded = types.SimpleNamespace(tokenizer=tokenizer, objective=None, generate=lambda *_, **options: [said])
+    monkeypatch.setattr(in_context, "prompt_of", lambda objective, ids: ids)
+    monkeypatch.setattr(in_context, "fit_prompts", lambda loaded, prompts, new_tokens: prompts)
+    task, example = PromptTask(data="x", kind="generate"), types.SimpleNamespace(prompt="x", answers=("คำถาม",))
+    rows, found, _ = in_context._generate(loaded, task, [example], False)
+    assert found == {"exact_match": 1.0} and rows[0]["gold"] == ["คำถาม"] != [rows[0]["prediction"]]
 
 
 @pytest.mark.slow

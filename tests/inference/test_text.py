@@ -18,6 +18,7 @@ from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.runs.load import load_model
 from jaxlm.tokenizers.tokenizer import Tokenizer
+from jaxlm.tokenizers.training import train_tokenizer
 from tests.params import random_params
 
 
@@ -78,6 +79,14 @@ def test_text_ends_before_the_first_stop_string(bytes_tokenizer):
         found, before = (bytes_tokenizer.decode(ids) for ids in (answer.ids, answer.ids[:-1]))
         assert text.startswith(found) and len(answer.ids) == len(answer.log_probs)
         assert wanted == text or (found.startswith(wanted) and not any(s in before for s in stop))
+
+
+def test_a_stop_string_ends_the_text_as_the_vocabulary_spells_it(tmp_path):
+    """NFKC takes Thai ำ apart and makes ？ a plain question mark, so that a text never has them."""
+    tokenizer = train_tokenizer(["คำถาม? คำตอบ! It is"] * 9, tmp_path / "t", kind="bpe", vocab_size=500)
+    for stop in ("คำถาม", "？"):
+        assert say(tokenizer, "abc คำถาม? x", [stop], max_new_tokens=40).text == " abc " + "คําถาม" * (stop == "？")
+    assert say(tokenizer, "abc คำถาม? x", ["\u200b", " \n"], max_new_tokens=40).text == " abc คําถาม? x"
 
 
 def test_a_stop_ends_the_loop_early(bytes_tokenizer, monkeypatch):

@@ -197,12 +197,23 @@ def test_texts_as_rouge_score_and_sacrebleu():
     chinese = "今天下了很大的雨，我们和列奥纳多・达芬奇走了"  # one character of katakana
     assert metrics.rouge([russian, "x"], [[russian], [russian]])["rouge2"] == pytest.approx(0.5)
     assert metrics.rouge(["сильный дождь"], [[russian]])["rouge1"] == pytest.approx(2 * 2 / (2 + 6))
+    assert metrics.rouge(["Hän", "Tämä"], [["Tämän"], ["tämä!"]])["rouge1"] == 0.5
+    english = "He had coffee at the café in Zürich before the long trip " + "and then went on with the others " * 20
+    assert metrics.rouge(["going to a café"], [[english]]) == {
+        name: score.fmeasure for name, score in RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=True).score(
+            english, "going to a café").items()}
     for text, name in ((russian, "13a"), (chinese, "zh"), (thai, "char")):
         wrong = text[:5] + "x" + text[6:]
         assert metrics.bleu([wrong], [[text]]) == pytest.approx(
             sacrebleu.corpus_bleu([wrong], [[text]], tokenize=name).score
         )
         assert metrics.bleu([wrong], [[text]]) > 20
+
+
+def test_f1_of_texts_without_spaces_counts_characters():
+    """As the script of MLQA for Chinese; 3 of 5 and of 3 characters are common."""
+    assert metrics.text_metrics(["exact_match", "f1"], ["東京都です"], [["東京都"]]) == {"exact_match": 0, "f1": 0.75}
+    assert metrics.text_metrics(["f1"], ["Tokyo is"], [["Tokyo", "東京"]]) == {"f1": pytest.approx(2 / 3)}
 
 
 ROWS = [  # human answers, best span, score of no answer

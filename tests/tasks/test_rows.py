@@ -9,18 +9,20 @@ import pytest
 
 from jaxlm.config.presets import load_preset
 from jaxlm.data.corpus import open_corpus
-from jaxlm.data.labelled import EncodedExample, good_rows
+from jaxlm.data.labelled import EncodedExample, LabelledSource, Record, good_rows
 from jaxlm.data.readers import Columns
 from jaxlm.errors import UserError
 from jaxlm.evaluation.prompts import fill
 from jaxlm.knowledge.entity_typing import EntityTyping
 from jaxlm.models.t5 import T5
+from jaxlm.tasks import text_to_text
 from jaxlm.tasks.answers import AnswerRows, Answers, Window
 from jaxlm.tasks.classification import Classification, TextRows
 from jaxlm.tasks.multiple_choice import ChoiceRows, MultipleChoice
 from jaxlm.tasks.tables import read_table
 from jaxlm.tasks.tagging import Tagging, TagRows
 from jaxlm.tasks.text_to_text import PairRows, TextToText
+from jaxlm.tokenizers.training import train_tokenizer
 from tests.data.stand_ins import ByteTokenizer
 from tests.tasks.rows import CHOICE, STORY, TURN, read, squad
 
@@ -58,6 +60,24 @@ def test_rows_without_labels(name, tmp_path):
 def test_the_prompt_of_a_model_card(kind, rows, prompt):
     task = TextToText(model=T5(), kind=kind, prefix="p ")
     assert task.prompt_form(rows)[0].strip() == (prompt and f"p {prompt}")
+
+
+@pytest.mark.parametrize(("kind", "values", "written"), [
+    (Classification(labels=("คำถาม", "คำตอบ")), {"text": "x", "label": "คำถาม"}, "คำถาม"),
+    (Classification(labels=("0", "1"), label_words=("0=คำถาม", "1=คำตอบ")), {"text": "x", "label": "1"}, "คำตอบ"),
+    (Classification(target="labels", labels=("คำถาม", "น้ำ")), {"text": "x", "label": ["น้ำ", "คำถาม"]}, "น้ำ, คำถาม"),
+    (Answers(), {"passage": "x น้ำท่วม y", "question": "?", "answers": ["น้ำท่วม"]}, "น้ำท่วม"),
+    (None, {"source": "x", "targets": ["คำตอบ！"]}, "คำตอบ!"),
+])
+def test_written_answers_are_right_as_the_vocabulary_spells_them(kind, values, written, tmp_path, monkeypatch):
+    """NFKC takes Thai ำ apart and makes ！ a plain mark, so that no model writes them."""
+    tokenizer = train_tokenizer(["คำถาม คำตอบ น้ำท่วม"] * 9, tmp_path / "t", kind="bpe", vocab_size=500)
+    assert tokenizer.spelled(written) == tokenizer.decode(tokenizer.encode(written)) != written
+    task = TextToText(model=T5(), kind=kind).bind(tokenizer.vocabulary, 128)
+    source = LabelledSource(tokenizer, {"held_out": [Record("1", "", values, ("x",))] * 2}, True)
+    monkeypatch.setattr(text_to_text, "generate", lambda *_, **options: [tokenizer.encode(written)] * 2)
+    found = task.score_rows({}, source, 128, 2)
+    assert found[next(name for name in ("accuracy", "exact_match") if name in found)] == 1
 
 
 @pytest.mark.parametrize(("data", "file", "texts"), [

@@ -10,13 +10,16 @@ from typing import get_args
 import numpy as np
 import pytest
 import tokenizers
+from transformers import AutoTokenizer
 
 from jaxlm.errors import UserError
 from jaxlm.tokenizers import sentencepiece_json, training
+from jaxlm.tokenizers.export import export
 from jaxlm.tokenizers.normalizer import normalize
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.training import Kind, _chunks, train_tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
+from tests.tokenizers.templates import GPT2
 
 
 def _texts(count: int = 400) -> list[str]:
@@ -100,6 +103,23 @@ def test_byte_bpe_equals_the_trainer_of_the_library(tmp_path):
     assert _pieces(tokenizer)[:599] == [peer.id_to_token(number) for number in range(599)]
 
 
+def test_byte_bpe_keeps_marks_and_joiners_with_their_letters(tmp_path):
+    """GPT-2's own words end before each, so that no piece could have one; an export and its import cut the same."""
+    words = ["हिन्दी", "தமிழ்", "ශ්\u200dරී", "ที่นี่", "ру\u0301сский", "❤\ufe0f", "abc"]
+    texts = ["".join(f" {word}" for word in words)] * 50
+    tokenizer = train_tokenizer(texts, tmp_path / "t", kind="byte-bpe", vocab_size=2000)
+    assert [len(tokenizer.encode(" " + word)) for word in words] == [1] * len(words)
+    assert tokenizer.pieces(tokenizer.encode(" हिन्दी தமிழ்")) == ["▁हिन्दी", "▁தமிழ்"]
+    assert tokenizer.vocabulary.word_start[tokenizer.encode(" हिन्दीதமிழ்")].tolist()[:2] == [True, False]
+    export(tokenizer, tmp_path / "export", GPT2, 128)
+    peer, again = AutoTokenizer.from_pretrained(tmp_path / "export"), Tokenizer.load(tmp_path / "export")
+    for text in (*words, texts[0], "की हिन्दी, 12हि!ं I've \u093f❤\ufe0fab \u200d", "\n  ".join(words)):
+        (ids, offsets), found = *tokenizer.encode_with_offsets([text]), peer(text, return_offsets_mapping=True)
+        assert found["input_ids"] == ids.tolist() == again.encode(text) == tokenizer.encode(text)
+        assert found["offset_mapping"] == [tuple(pair) for pair in offsets.tolist()]
+        assert peer.decode(found["input_ids"]) == tokenizer.decode(ids) == normalize(text)
+
+
 TRAIN = """
 import sys
 from jaxlm.tokenizers.training import train_tokenizer
@@ -157,6 +177,21 @@ def test_alphabet(kind, tmp_path):
     assert "漢" not in _pieces(tabs)
     more = train_tokenizer([text + " 漢" * 5 for text in texts], tmp_path / "more", kind=kind, vocab_size=475)
     assert "漢" in _pieces(more)
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+@pytest.mark.parametrize("mark", "۔։።။។।.")
+def test_the_mark_that_ends_a_sentence_is_a_piece(mark, kind, tmp_path):
+    """Some are as letters of their script to SentencePiece, so that the most frequent last words had one."""
+    first = {"।": 0x915, "۔": 0x628, "။": 0x1000, "។": 0x1780, "።": 0x1200, "։": 0x561}.get(mark, ord("a"))
+    draw, letters = random.Random(3), [chr(first + k) for k in range(18)]
+    words = ["".join(draw.choices(letters, k=4)) for _ in range(100)]
+    texts = [" ".join([*draw.choices(words, k=8), words[0] + mark]) for _ in range(300)]
+    tokenizer = train_tokenizer(texts, tmp_path / "t", kind=kind, vocab_size=600)
+    ids = tokenizer.encode(texts[0])
+    assert tokenizer.vocabulary.sentence_end[ids].tolist() == [False] * (len(ids) - 1) + [True]
+    assert tokenizer.pieces(ids)[-2:] == ["▁" + words[0], mark]
+    assert tokenizer.decode(ids) == texts[0]
 
 
 SMILES = ["".join(random.Random(i).choices(["C", "c1ccccc1", "N", "(=O)", "[nH]", "Cl"], k=12)) for i in range(200)]
