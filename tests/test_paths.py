@@ -57,6 +57,15 @@ def test_what_a_killed_process_has_left_is_removed(tmp_path):
         ".other.4.partial", ".shard.2.partial", ".shard.3.partial", "shard"]
 
 
+def test_a_folder_of_many_is_listed_once(tmp_path, monkeypatch):
+    listed, glob = [], type(epath.Path(tmp_path)).glob
+    monkeypatch.setattr(type(epath.Path(tmp_path)), "glob", lambda self, of: listed.append(self) or glob(self, of))
+    for number in range(20):
+        with new_folder(epath.Path(tmp_path) / "shards" / str(number), "facts.json") as new:
+            (new / "facts.json").touch()
+    assert len(listed) == 1 and len(list((tmp_path / "shards").iterdir())) == 20
+
+
 def test_answers_that_nobody_has_taken_do_not_fill_the_memory():
     asked = []
     answers = at_once(lambda number: asked.append(number) or -number, range(1000))
