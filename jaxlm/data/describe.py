@@ -35,7 +35,7 @@ def describe_text(
         stores: those of a mixture, which are all trained on.
     """
     offsets, count, step = store.train.offsets, store.train.documents, _LENGTHS_AT_ONCE
-    starts = range(0, count or 1, step * _every(count, _MOST_LENGTHS))
+    starts = range(0, count or 1, step * (-(-count // _MOST_LENGTHS) or 1))
     lengths = np.concatenate([np.diff(offsets.read(start, min(start + step, count) + 1)) for start in starts])
     longest, of = store.manifest["parts"]["train"]["longest"], f"{len(lengths):,} of " * (len(lengths) < count)
     sizes = [f"{np.percentile(lengths, share):,.0f} ({share} %)" for share in (10, 50, 90)]
@@ -50,7 +50,7 @@ def describe_text(
     # In WordPiece, a character may be there within words alone; in a byte-level BPE after a space.
     characters = [character for character in counts if not character.isspace()]
     encoded = [tokenizer.encode_arrays([before + c for c in characters]) for before in ("", "a", " ")]
-    every = _every(sum(each.train.num_tokens for each in stores or [store]), _MOST_SEARCHED)
+    every = -(-sum(each.train.num_tokens for each in stores or [store]) // _MOST_SEARCHED) or 1
     found, of = count_contained(store, stores, every)
     text = f"1/{every:,} of the training text, in evenly spaced blocks" if every > 1 else "the training text"
     yield f"{found:,} of {of:,} held-out documents have {_MIN_SHARE:.0%} of their {_NGRAM}-grams in {text}"
@@ -68,11 +68,6 @@ def describe_text(
         if lacking or verb == "lacks":
             yield (f"The vocabulary {verb} {len(lacking):,} of {len(characters):,} characters, {share:.3%} of the text"
                    f"{such}{advice}")
-
-
-def _every(size: int, most: int) -> int:
-    """Return n such that every n-th block of `size` elements has at most about `most` elements together."""
-    return max(1, -(-size // most))
 
 
 def count_contained(store: Store, stores: Sequence[Store] = (), every: int = 1) -> tuple[int, int]:

@@ -230,21 +230,16 @@ class TextData(Data):
             run_jobs(jobs_of([work], parts), self.workers, f"{verb} {self.source}", report)
 
     def _is_complete(self, tokenizer: Tokenizer) -> bool:
-        """Return whether all token stores are finished, with the tokens of their shards; a bucket's are not looked for.
-
-        They need no more than these, and other files of many parts take minutes to look for.
-        """
+        """Return whether the token stores need no work: to look for all other files of many parts takes minutes."""
         with contextlib.suppress(UserError):
-            self._opened(self._sources, self._folders(self._sources, tokenizer), tokenizer)
-            return True
+            return bool(self._opened(self._sources, tokenizer))
         return False
 
-    def _opened(
-        self, sources: _Sources, folders: Mapping[str, epath.Path], tokenizer: Tokenizer
-    ) -> dict[str, Store]:
-        """Open the token store of each source; raise UserError unless it is complete."""
+    def _opened(self, sources: _Sources, tokenizer: Tokenizer) -> dict[str, Store]:
+        """Open the finished token store of each source; raise UserError if one lacks tokens, but for a bucket's."""
         shards, begin = self._shards(tokenizer), Template(tokenizer.vocabulary.single).before(tokenizer.vocabulary)
-        found = {name: Store(folder, shards.folder, begin) for name, folder in folders.items()}
+        folders = self._folders(sources, tokenizer).items()
+        found = {name: Store(folder, shards.folder, begin) for name, folder in folders}
         for name, (_, corpus, _) in sources.items():
             if cut := found[name].manifest["cut"]:  # the shard may have been deleted, as one that was damaged
                 dataclasses.replace(shards, cut=cut[1]).make(corpus.parts[cut[0]])
@@ -253,14 +248,14 @@ class TextData(Data):
 
     def _stores(self, sources: _Sources, tokenizer: Tokenizer, report: Report) -> dict[str, Store]:
         """Open the token store of each source, and make what is missing."""
-        folders = self._folders(sources, tokenizer)
         try:
-            found = self._opened(sources, folders, tokenizer)
+            found = self._opened(sources, tokenizer)
         except UserError:
             self._tokenize(sources, tokenizer, report)
+            folders = self._folders(sources, tokenizer)
             if not all(map(is_finished, folders.values())):
                 self._write_stores(sources, self._shards(tokenizer), folders, report)
-            found = self._opened(sources, folders, tokenizer)
+            found = self._opened(sources, tokenizer)
         for name, (data, corpus, _) in sources.items():
             for line in found[name].remarks(corpus.source, self.deduplicate):
                 report(line)
