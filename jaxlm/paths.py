@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
 import os
 import re
@@ -210,8 +211,9 @@ def new_folder(path: epath.Path, last: str) -> Iterator[epath.Path]:
         if path.exists() and not (path / last).exists():  # damaged: no folder comes there without it
             path.rmtree()
         partial.mkdir(parents=True)
-        for other in path.parent.glob(f".{path.name}.*.partial"):
-            _remove_abandoned(other)
+        for other in _partials(path.parent):
+            if other.name.startswith(f".{path.name}."):
+                _remove_abandoned(other)
     try:
         yield partial
         with writing(path):
@@ -222,6 +224,12 @@ def new_folder(path: epath.Path, last: str) -> Iterator[epath.Path]:
                     raise
     finally:
         partial.rmtree(missing_ok=True)
+
+
+@functools.cache  # with a listing for each of them, n new folders would take n² time
+def _partials(parent: epath.Path) -> list[epath.Path]:
+    """Return the unfinished folders that were there when this process began to write into `parent`."""
+    return list(parent.glob(".*.partial"))
 
 
 def _remove_abandoned(folder: epath.Path) -> None:

@@ -57,6 +57,15 @@ def test_what_a_killed_process_has_left_is_removed(tmp_path):
         ".other.4.partial", ".shard.2.partial", ".shard.3.partial", "shard"]
 
 
+def test_a_folder_of_many_is_listed_once(tmp_path, monkeypatch):
+    listed, glob = [], type(epath.Path(tmp_path)).glob
+    monkeypatch.setattr(type(epath.Path(tmp_path)), "glob", lambda self, of: listed.append(self) or glob(self, of))
+    for number in range(20):
+        with new_folder(epath.Path(tmp_path) / "shards" / str(number), "facts.json") as new:
+            (new / "facts.json").touch()
+    assert len(listed) == 1 and len(list((tmp_path / "shards").iterdir())) == 20
+
+
 def test_answers_that_nobody_has_taken_do_not_fill_the_memory():
     asked = []
     answers = at_once(lambda number: asked.append(number) or -number, range(1000))
@@ -86,8 +95,18 @@ def test_a_failure_of_a_bucket_may_pass_and_a_damaged_file_does_not():
                 raise error
             assert caught.value.exit_code == code, error
         found = damaged(path, error)
-        assert found.exit_code == code and ("delete" in str(found)) == (code == 2)
+        is_damage = code == 2 and not isinstance(error, PermissionError)
+        assert found.exit_code == code and ("delete" in str(found)) == is_damage
     assert damaged("/disk/shards/name/train/tokens", TimeoutError()).exit_code == 2
+
+
+def test_a_file_that_the_system_cannot_read_now_is_not_to_be_deleted():
+    for number in (errno.EACCES, errno.EMFILE, errno.ENFILE, errno.ESTALE):
+        found = damaged("/disk/shards/name/tokens", OSError(number, os.strerror(number)))
+        assert str(found).startswith(f"/disk/shards/name/tokens cannot be read ({os.strerror(number)}), but may be")
+        assert "delete" not in str(found)
+    for number in (errno.ENOENT, errno.ENOTDIR, errno.EIO):
+        assert "delete /disk/shards/name and" in str(damaged("/disk/shards/name/tokens", OSError(number, "…")))
 
 
 def test_a_bucket_that_says_nothing_is_asked_again(monkeypatch):

@@ -38,6 +38,7 @@ FORMAT = 2
 _GROUP = 1 << 16  # characters of documents that are hashed together
 _AT_ONCE = 16  # hashes of all shingles of a group that are computed together
 _SORTED = 1 << 24  # keys that are sorted in memory
+_GROUPED = 1 << 22  # keys that are distributed over the files together
 # Scripts without spaces, of which each character is a word: Thai to Lao, Burmese, Khmer, kana and Han.
 _UNSPACED = ((0xE00, 0xEFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x30FF), (0x3400, 0x9FFF), (0xF900, 0xFAFF),
              (0x20000, 0x3FFFF))
@@ -207,6 +208,7 @@ def find_duplicates(keys: Keys, parts: Sequence[Part], folder: epath.Path) -> li
         masks = [repeats[end - size : end] for size, end in zip(sizes, itertools.accumulate(sizes), strict=True)]
         list(at_once(lambda number: write_mask(folder, number, masks[number]), range(len(masks))))
         finish_masks(folder)
+        del repeats, masks  # a byte a document, as what is read below
 
     def read(number: int) -> np.ndarray:
         return FlatArray(folder / str(number) / "repeats", "uint8", sizes[number]).read(0, sizes[number]).astype(bool)
@@ -241,13 +243,18 @@ def _later_ones(keys: Keys, parts: Sequence[Part], sizes: Sequence[int], column:
     with _scratch_folder(24 * sum(sizes)) as scratch:
         files = [Path(scratch, str(number)) for number in range(count)]
         before = 0
-        for found in at_once(lambda number: keys.read(parts[number], sizes[number], column), range(len(parts))):
-            rows = np.column_stack([found, np.arange(before, before + len(found), dtype=np.uint64)])
-            before += len(found)
+        found = at_once(lambda number: keys.read(parts[number], sizes[number], column), range(len(parts)))
+        ends = zip(itertools.accumulate(sizes), found, strict=True)
+        for _, group in itertools.groupby(ends, lambda each: each[0] // _GROUPED):
+            rows = np.concatenate([own for _, own in group])
+            rows = np.column_stack([rows, np.arange(before, before + len(rows), dtype=np.uint64)])
+            before += len(rows)
             place = (rows[:, 0] % np.uint64(count)).astype(np.int64)
-            for number, file in enumerate(files):
+            rows = rows[np.argsort(place, kind="stable")]
+            borders = np.cumsum(np.bincount(place, minlength=count))[:-1]
+            for file, own in zip(files, np.split(rows, borders), strict=True):
                 with file.open("ab") as stream:
-                    stream.write(rows[place == number].tobytes())
+                    stream.write(own.tobytes())
         for file in files:
             rows = np.fromfile(file, np.uint64).reshape(-1, rows.shape[1])
             rows = rows[np.lexsort(rows.T[::-1])]  # by key, then by number

@@ -56,10 +56,13 @@ class Work:
         """Write the arrays of a part, then its facts, into a new folder."""
         raise NotImplementedError
 
+    def name(self, part: Part) -> str:
+        """Return the name of the folder of a part."""
+        return hashlib.sha256(json.dumps(self.depends_on(part)).encode()).hexdigest()[:24]
+
     def path(self, part: Part) -> epath.Path:
         """Return the folder of a part."""
-        name = hashlib.sha256(json.dumps(self.depends_on(part)).encode()).hexdigest()[:24]
-        return epath.Path(self.folder) / name
+        return epath.Path(self.folder) / self.name(part)
 
     def is_done(self, part: Part) -> bool:
         """Return whether the folder of a part is complete."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -27,7 +28,6 @@ from jaxlm.data.store import FORMAT, Store, is_finished, write_store
 from jaxlm.data.words import Words
 from jaxlm.errors import UserError
 from jaxlm.fields import field
-from jaxlm.paths import in_bucket
 from jaxlm.tokenizers.files import MARKER
 from jaxlm.tokenizers.template import Template
 from jaxlm.tokenizers.tokenizer import Tokenizer, replace_surrogates
@@ -158,11 +158,14 @@ class TextData(Data):
     def missing(self, parts: Sequence[Part], tokenizer: Tokenizer) -> list[int]:
         """Return the numbers of parts that lack a shard or keys; see `jaxlm.data.base.Data`."""
         found = {part for _, part in missing_jobs(jobs_of(self.works(tokenizer), parts))}
+        if found and self._is_complete(tokenizer):
+            return []
         return [number for number, part in enumerate(parts) if part in found]
 
     def tokenize(self, tokenizer: Tokenizer, shard: int, shards: int, report: Report = print) -> None:
         """Tokenize a share of the text into the cache folder; see `jaxlm.data.base.Data`."""
-        self._tokenize(self._sources, tokenizer, report, slice(shard, None, shards))
+        if not self._is_complete(tokenizer):
+            self._tokenize(self._sources, tokenizer, report, slice(shard, None, shards))
 
     def open(self, tokenizer: Tokenizer, report: Report = print) -> Source:
         """Open the token stores of this text and tokenizer in the cache folder; make what is missing.
@@ -220,28 +223,38 @@ class TextData(Data):
         return Keys(str(self.shared_cache / "keys"), self.deduplicate == "near")
 
     def _tokenize(self, sources: _Sources, tokenizer: Tokenizer, report: Report, share: slice = slice(None)) -> None:
-        """Tokenize a share of the parts.
+        """Tokenize a share of the parts."""
+        parts = _parts_of(sources)[share]
+        for verb, work in zip(("Tokenizing", "Hashing"), self.works(tokenizer), strict=False):
+            run_jobs(jobs_of([work], parts), self.workers, f"{verb} {self.source}", report)
 
-        There is nothing to do for a text whose token store is finished in a bucket; on a disk shards are looked for.
-        """
-        folders = self._folders(sources, tokenizer).values()
-        if not in_bucket(self.shared_cache) or not all(map(is_finished, folders)):
-            parts = _parts_of(sources)[share]
-            for verb, work in zip(("Tokenizing", "Hashing"), self.works(tokenizer), strict=False):
-                run_jobs(jobs_of([work], parts), self.workers, f"{verb} {self.source}", report)
+    def _is_complete(self, tokenizer: Tokenizer) -> bool:
+        """Return whether the token stores need no work: to look for all other files of many parts takes minutes."""
+        with contextlib.suppress(UserError):
+            return bool(self._opened(self._sources, tokenizer))
+        return False
 
-    def _stores(self, sources: _Sources, tokenizer: Tokenizer, report: Report) -> dict[str, Store]:
-        """Open the token store of each source, and make what is missing."""
-        shards, folders = self._shards(tokenizer), self._folders(sources, tokenizer)
-        self._tokenize(sources, tokenizer, report)
-        if not all(map(is_finished, folders.values())):
-            self._write_stores(sources, shards, folders, report)
-        begin = Template(tokenizer.vocabulary.single).before(tokenizer.vocabulary)
-        found = {name: Store(folder, shards.folder, begin) for name, folder in folders.items()}
+    def _opened(self, sources: _Sources, tokenizer: Tokenizer) -> dict[str, Store]:
+        """Open the finished token store of each source; raise UserError if one lacks tokens, but for a bucket's."""
+        shards, begin = self._shards(tokenizer), Template(tokenizer.vocabulary.single).before(tokenizer.vocabulary)
+        folders = self._folders(sources, tokenizer).items()
+        found = {name: Store(folder, shards.folder, begin) for name, folder in folders}
         for name, (_, corpus, _) in sources.items():
             if cut := found[name].manifest["cut"]:  # the shard may have been deleted, as one that was damaged
                 dataclasses.replace(shards, cut=cut[1]).make(corpus.parts[cut[0]])
             found[name].check_shards()
+        return found
+
+    def _stores(self, sources: _Sources, tokenizer: Tokenizer, report: Report) -> dict[str, Store]:
+        """Open the token store of each source, and make what is missing."""
+        try:
+            found = self._opened(sources, tokenizer)
+        except UserError:
+            self._tokenize(sources, tokenizer, report)
+            folders = self._folders(sources, tokenizer)
+            if not all(map(is_finished, folders.values())):
+                self._write_stores(sources, self._shards(tokenizer), folders, report)
+            found = self._opened(sources, tokenizer)
         for name, (data, corpus, _) in sources.items():
             for line in found[name].remarks(corpus.source, self.deduplicate):
                 report(line)
@@ -251,7 +264,7 @@ class TextData(Data):
     def _folders(self, sources: _Sources, tokenizer: Tokenizer) -> dict[str, epath.Path]:
         """Return the folder of the token store of each source."""
         shards, folders = self._shards(tokenizer), {}
-        names = {name: [shards.path(part).name for part in corpus.parts] for name, (_, corpus, _) in sources.items()}
+        names = {name: list(map(shards.name, corpus.parts)) for name, (_, corpus, _) in sources.items()}
         for number, name in enumerate(names):  # what a source holds out depends on the others
             facts = [FORMAT, self.keys.version, self.held_out, self.deduplicate, list(names.values()), number]
             key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:20]
@@ -283,7 +296,7 @@ class TextData(Data):
 
     def duplicates_folder(self, parts: Sequence[Part]) -> epath.Path:
         """Return the folder of the duplicates among parts."""
-        names = [self.keys.path(part).name for part in parts]
+        names = list(map(self.keys.name, parts))
         name = hashlib.sha256(json.dumps(names).encode()).hexdigest()[:24]
         return self.shared_cache / "duplicates" / name
 

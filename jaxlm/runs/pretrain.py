@@ -114,7 +114,7 @@ def _train(session: Session, mesh: Mesh, report: Report, stack: contextlib.ExitS
     experiment, run = session.experiment, session.run
     t = experiment.train
     program = session.program(mesh)
-    feed = session.feed(mesh)
+    feed = main_first(lambda: session.feed(mesh), "count the rows")  # the others find counts of many
     texts = feed.texts(3) if t.sample_every and jax.process_count() == 1 else []
 
     def sample(objective: Bound, params: Params) -> list[str]:

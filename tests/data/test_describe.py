@@ -102,6 +102,28 @@ def test_held_out_documents_in_the_training_text(tmp_path, monkeypatch, at_once)
     assert count_contained(store) == (expected, len(shares)) and 5 < expected < len(shares) - 5
 
 
+def test_of_a_large_text_evenly_spaced_blocks_are_read(tokenizer, tmp_path, monkeypatch):
+    """The longest document is that of all."""
+    store = store_of(tmp_path / "store", ["a" * size for size in range(1, 1001)], held_out=0.1)
+    train, read = store.train, {"offsets": 0, "tokens": 0}
+    for name, value in (("_MOST_LENGTHS", 100), ("_LENGTHS_AT_ONCE", 5), ("_AT_ONCE", 64), ("_MOST_SEARCHED", 40_000)):
+        monkeypatch.setattr(describe, name, value)
+    for array, name in ((train.offsets, "offsets"), (train.tokens, "tokens")):
+        def counted(start, end, name=name, original=array.read):
+            read[name] += end - start
+            return original(start, end)
+
+        monkeypatch.setattr(array, "read", counted)
+    lengths, _, contained, _ = describe_text(store, tokenizer, ["a"])
+    n, every = train.documents, -(-train.num_tokens // 40_000)
+    own = np.diff(type(train.offsets).read(train.offsets, 0, n + 1))
+    assert 40 < int(lengths.split()[2]) <= 100 and f" of {n:,} documents, at most: " in lengths
+    assert lengths.endswith(f", {own.max():,} (100 %)") and 50 < read["offsets"] < 130
+    assert abs(int(re.search(r"([0-9]+) [(]50 %[)]", lengths)[1]) - np.median(own)) < 50
+    assert every > 5 and contained.endswith(f"-grams in 1/{every} of the training text, in evenly spaced blocks")
+    assert 30_000 < read["tokens"] < 50_000
+
+
 def test_without_held_out_text_nothing_is_contained(tmp_path):
     assert count_contained(store_of(tmp_path / "store", ["a" * 50] * 5)) == (0, 0)
     assert count_contained(store_of(tmp_path / "short", ["abc", "def"] * 20, held_out=0.3)) == (0, 0)

@@ -284,10 +284,11 @@ def test_near_duplicates_of_an_earlier_document_leave(tmp_path):
     assert repeats(tmp_path, [*ends, documents[1]], True) == [False, False, True]
 
 
-@pytest.mark.parametrize("size", [1 << 24, 5])
-def test_repeats_are_those_of_all_pairs(tmp_path, monkeypatch, size):
+@pytest.mark.parametrize(("size", "group"), [(1 << 24, 1 << 22), (5, 7), (5, 1 << 22)])
+def test_repeats_are_those_of_all_pairs(tmp_path, monkeypatch, size, group):
     """Against a comparison of every document with all earlier ones, with the keys of several parts."""
     monkeypatch.setattr(duplicates, "_SORTED", size)
+    monkeypatch.setattr(duplicates, "_GROUPED", group)
     draw = np.random.default_rng(2)
     for trial, count in enumerate((1, 30, 60)):
         parts = [part_of(whole([f"{trial} {number}"])) for number in range(3)]
@@ -308,6 +309,15 @@ def test_repeats_are_those_of_all_pairs(tmp_path, monkeypatch, size):
             assert [len(part) for part in found] == np.diff([0, *ends, count]).tolist()
             assert np.concatenate(found).tolist() == expected
         assert count == 1 or 5 < sum(expected) < count - 5
+
+
+def test_small_parts_are_distributed_together(tmp_path, monkeypatch):
+    """Each file of keys is opened once a group, however many parts the group has."""
+    monkeypatch.setattr(duplicates, "_SORTED", 10)
+    opened, path_open = [], Path.open
+    monkeypatch.setattr(Path, "open", lambda self, *mode: opened.append(self.name) or path_open(self, *mode))
+    assert repeats(tmp_path, [f"{number % 90}" for number in range(100)], False, 40) == [False] * 90 + [True] * 10
+    assert sorted(opened, key=int) == [f"{number}" for number in range(10)]
 
 
 def test_keys_that_cannot_be_sorted_are_a_sentence(tmp_path, monkeypatch):

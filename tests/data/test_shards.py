@@ -349,3 +349,22 @@ def test_tokens_that_are_cut_off_are_noticed_before_they_are_read(tmp_path):
     tokens.unlink()
     with pytest.raises(UserError, match=f"^{tokens} is missing; delete {tokens.parent} and run again, which makes it"):
         data.open(ByteTokenizer(), list)
+
+
+def test_of_a_finished_store_nothing_is_looked_for_but_its_tokens(tmp_path, monkeypatch):
+    """Nor by hosts and --finish, and keys that were deleted are not missed; a shard is, and is made again."""
+    monkeypatch.setattr(parts, "LEAST", 1500)
+    source, asked, is_done = tmp_path / "text.txt", [], Shards.is_done
+    source.write_text("\n\n".join(f"document {number} " * 9 for number in range(300)))
+    data = TextData(source=str(source), cache_dir=str(tmp_path / "cache"), deduplicate="exact")
+    expected = contents(data.open(ByteTokenizer(), list).train)
+    shutil.rmtree(tmp_path / "cache" / "keys")
+    with monkeypatch.context() as patch:
+        patch.setattr(Shards, "is_done", lambda self, part: asked.append(part) or is_done(self, part))
+        assert contents(data.open(ByteTokenizer(), asked.append).train) == expected and len(asked) == 1  # the remark
+        data.tokenize(ByteTokenizer(), 0, 2, asked.append)
+        assert len(asked) == 1 and not data.missing(data.parts(), ByteTokenizer())
+    assert not (tmp_path / "cache" / "keys").exists()
+    shutil.rmtree(next((tmp_path / "cache").glob("shards/*")))
+    assert len(data.missing(data.parts(), ByteTokenizer())) == len(data.parts()) > 5
+    assert contents(data.open(ByteTokenizer(), list).train) == expected

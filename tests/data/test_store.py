@@ -360,6 +360,19 @@ def test_a_really_full_disk(tmp_path):
         subprocess.run(["umount", "--lazy", disk], check=True)  # the exception may still hold a file
 
 
+def test_the_limit_of_open_files_is_no_damage(tmp_path):
+    resource = pytest.importorskip("resource")
+    store, before = store_of(tmp_path / "s", ["a b c"] * 30), resource.getrlimit(resource.RLIMIT_NOFILE)
+    train = store.train
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+    try:
+        with pytest.raises(UserError, match=r"cannot be read \(Too many open files\), but may be whole; mend"):
+            train.tokens.read(0, 3)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert len(train.tokens.read(0, 3)) == 3
+
+
 def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"):
