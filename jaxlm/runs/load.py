@@ -54,10 +54,10 @@ def load_model(path: str | os.PathLike[str], mesh: Sizes = None) -> PretrainedMo
         raise UserError(f"{path} is no run but holds runs: {runs}; give one of them.")
     folder = local_folder(folder, "Transformers folders")
     imported = (reader_of(folder) or import_folder)(folder)
-    # Otherwise every call of a jitted function would copy them.
-    params = shard_params(
-        imported.params, make_inference_mesh(MeshConfig(), mesh), imported.objective.model.sharding_rules
-    )
+    params = imported.params
+    if mesh != "host":  # otherwise every call of a jitted function would copy them
+        rules = imported.objective.model.sharding_rules
+        params = shard_params(params, make_inference_mesh(MeshConfig(), mesh), rules)
     return dataclasses.replace(imported, params=params, path=str(path))
 
 
