@@ -9,6 +9,7 @@ import itertools
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
@@ -206,9 +207,11 @@ def refuse_same_file(flag: str, path: str, source: str) -> None:
 
 def shared_rows(path: str, rows: Sequence[Record], source: str, others: Sequence[Record]) -> str:
     """Return a remark about rows that another file has, too, whatever their answers; "" if there are none."""
-    keys = [[json.dumps([value for name, value in row.values.items() if name not in ANSWERS + NO_TEXTS])
-             for row in each] for each in (rows, others)]
-    count = sum(map(set(keys[1]).__contains__, keys[0]))
+    def key(row: Record) -> str:
+        return json.dumps([value for name, value in row.values.items() if name not in ANSWERS + NO_TEXTS])
+
+    wanted = Counter(map(key, rows))  # the other file's rows may be millions
+    count = sum(wanted[found] for found in wanted.keys() & map(key, others))
     return f"{count:,} of {len(rows):,} rows of {path} are also in {source}, which is trained on" if count else ""
 
 

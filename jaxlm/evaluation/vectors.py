@@ -75,15 +75,15 @@ def evaluate(
         table = whole_table(path, Columns(names, "Choose columns with --columns"))
         is_pairs = len(names) == 3
         found = _pairs(encode, table, names, limit) if is_pairs else _retrieval(encode, _paired(table, *names), limit)
-    rows, result, groups, measure = found
+    rows, result, texts, measure = found
     if predictions and jax.process_index() == 0:
         write_predictions(predictions, rows)
     result |= {"metrics": rounded(measure(np.arange(len(rows)))), "examples": len(rows)}
-    return result | (bootstrap(groups, measure, resamples) if resamples else {})
+    return result | (bootstrap(text_groups(texts), measure, resamples) if resamples else {})
 
 
-Evaluated = tuple[list[dict[str, Any]], Result, list[np.ndarray], Callable[[np.ndarray], dict[str, float]]]
-"""Rows for --predictions, a part of the result, groups of rows, and the metrics of any selection of rows."""
+Evaluated = tuple[list[dict[str, Any]], Result, Sequence[tuple[str, ...]], Callable[[np.ndarray], dict[str, float]]]
+"""Rows for --predictions, a part of the result, the texts of each row, and the metrics of any selection of rows."""
 
 
 def _pairs(encode: Encode, table: list[TableRow], names: Sequence[str], limit: int) -> Evaluated:
@@ -111,7 +111,7 @@ def _pairs(encode: Encode, table: list[TableRow], names: Sequence[str], limit: i
     columns = {"id": np.arange(len(texts)), "prediction": scores, "gold": golds, "word_overlap": overlaps}
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*(x.tolist() for x in columns.values()), strict=True)]
     counts = {"unlabelled": unlabelled} if (unlabelled := len(table[: limit or None]) - len(rows)) else {}
-    return rows, {"task": "pairs" if is_label else "similarity"} | counts, text_groups(texts), measure
+    return rows, {"task": "pairs" if is_label else "similarity"} | counts, texts, measure
 
 
 def _retrieval(encode: Encode, data: Retrieval, limit: int) -> Evaluated:
@@ -137,7 +137,7 @@ def _retrieval(encode: Encode, data: Retrieval, limit: int) -> Evaluated:
     def measure(chosen: np.ndarray) -> dict[str, float]:
         return {name: float(values[chosen].mean()) for name, values in figures.items()}
 
-    return rows, {"task": "retrieval", "documents": len(ids)}, text_groups([(text,) for text in texts]), measure
+    return rows, {"task": "retrieval", "documents": len(ids)}, [(text,) for text in texts], measure
 
 
 def word_overlap(one: str, other: str) -> float:

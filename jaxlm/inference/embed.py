@@ -67,7 +67,7 @@ def embed(
     compute = functools.partial(_vectors, model, vocabulary, resolve_pooling(objective, pooling))
     if is_late:
         compute = functools.partial(_token_vectors, objective, is_query=role == "query")
-    vectors: list[Any] = [None] * len(rows)
+    vectors: Any = [None] * len(rows)
     order = np.argsort([len(row.input_ids) for row in rows], kind="stable")
     shown = progress and sys.stderr.isatty()
     size = batch_size * num_row_shards(text_params)
@@ -81,12 +81,15 @@ def embed(
         ids, segments, mask = (x[:, :max_length] for x in (ids, segments, mask.astype(np.int32)))
         inputs = Inputs(ids, segments, mask, padding=AtEnd())
         found = run_rows(compute, text_params, inputs)
-        for number, vector in zip(filled, found, strict=True):
-            vectors[number] = vector
-    if is_late:
-        return [vector[np.any(vector, axis=1)] for vector in vectors]
-    result = np.stack(vectors)
-    return result / np.maximum(np.linalg.norm(result, axis=1, keepdims=True), 1e-12) if normalize else result
+        if is_late:
+            for number, vector in zip(filled, found, strict=True):
+                vectors[number] = vector[np.any(vector, axis=1)]
+            continue
+        if start == 0:  # one array, since millions of vectors fill the memory
+            vectors = np.empty((len(rows), found.shape[1]), found.dtype)
+        norms = np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)
+        vectors[filled] = found / norms if normalize else found
+    return vectors
 
 
 def resolve_pooling(objective: Objective, pooling: Pooling) -> Pooling:

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import operator
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -54,10 +54,10 @@ def load_model(path: str | os.PathLike[str], mesh: Sizes = None) -> PretrainedMo
         raise UserError(f"{path} is no run but holds runs: {runs}; give one of them.")
     folder = local_folder(folder, "Transformers folders")
     imported = (reader_of(folder) or import_folder)(folder)
-    # Otherwise every call of a jitted function would copy them.
-    params = shard_params(
-        imported.params, make_inference_mesh(MeshConfig(), mesh), imported.objective.model.sharding_rules
-    )
+    params = imported.params
+    if mesh != "host":  # otherwise every call of a jitted function would copy them
+        rules = imported.objective.model.sharding_rules
+        params = shard_params(params, make_inference_mesh(MeshConfig(), mesh), rules)
     return dataclasses.replace(imported, params=params, path=str(path))
 
 
@@ -97,9 +97,10 @@ def load_run(path: str | os.PathLike[str], mesh: Sizes = None) -> PretrainedMode
         restore = functools.partial(
             checkpoints.restore_params, shapes, placement, average=experiment.optimizer.average > 0
         )
-        params, step = restore(step=run.named_steps[-1] if run.named_steps else best)
         if len(run.named_steps) > 1:
-            params = _mean((restore(step=each)[0] for each in run.named_steps), len(run.named_steps))
+            params, step = _mean(restore, run.named_steps)
+        else:
+            params, step = restore(step=run.named_steps[0] if run.named_steps else best)
     finally:
         checkpoints.close()
     if step:  # a phase may have changed the model's function, such as the base of its rotary positions
@@ -122,15 +123,25 @@ def load_run(path: str | os.PathLike[str], mesh: Sizes = None) -> PretrainedMode
     return PretrainedModel(objective, params, tokenizer, fresh, str(path), step, length, settings)
 
 
-def _mean(models: Iterable[Params], count: int) -> Params:
-    """Return the mean of the parameters of `count` models, computed in float64 on their devices."""
-    total: Params = {}
-    for params in models:  # read before 64 bits are on
+def _mean(restore: Callable[..., tuple[Params, int]], steps: Sequence[int]) -> tuple[Params, int]:
+    """Return (the mean of the parameters of `steps`, the last step), computed in float64 on their devices.
+
+    These hold 12 bytes a parameter, the sum and one checkpoint, and one array's share.
+    """
+    add = jax.jit(operator.add, donate_argnums=0)  # alone: fused with a share it would be rounded otherwise
+
+    def add_share(leaf: jax.Array, *total: jax.Array) -> jax.Array:
+        share = leaf.astype(np.float64) / len(steps)
+        return add(*total, share) if total else share
+
+    totals: list[Params] = []
+    for step in steps:
+        params, _ = restore(step=step)  # read before 64 bits are on
         with jax.enable_x64(True):
-            share = jax.tree.map(lambda leaf: leaf.astype(np.float64) / count, params)
-            total = jax.tree.map(operator.add, total, share) if total else share
+            totals = [jax.tree.map(add_share, params, *totals)]
+        del params  # before the next one is read
     with jax.enable_x64(True):
-        return jax.tree.map(lambda leaf: leaf.astype(np.float32), total)
+        return jax.tree.map(lambda leaf: leaf.astype(np.float32), *totals), step
 
 
 def constant_arrays(objective: Objective, vocabulary: Vocabulary) -> Constants:

@@ -185,10 +185,12 @@ def restore_or_init_state(
         return state, Totals()
     fresh = program.init_params(program.train.seed)
     params = program.objective.merge_pretrained(fresh, source)
+    is_merged, lacking = params is not fresh, unshared(fresh, source) if source is not None else ""
+    del fresh  # the state may need its memory
     state = program.init_state(params)
-    if params is not fresh:
+    if is_merged:
         if source is not None:
-            report(f"Beginning from the weights and the tokenizer of {source.path}{unshared(fresh, source)}")
+            report(f"Beginning from the weights and the tokenizer of {source.path}{lacking}")
         # Saved, so that a run that is killed before its next checkpoint does not start from random weights.
         checkpoints.save_params(state.params, metadata)
         checkpoints.wait()

@@ -222,6 +222,7 @@ class Checkpoints:
                 if not wrong:
                     return step, found, metadata
                 failure = f"{wrong[0]} does not match its checksum"
+            found = {}  # the next one may need its memory
             report(f"The checkpoint of step {step:,} cannot be read ({failure}); trying the previous one.")
         raise UserError(
             f"no checkpoint of step {', '.join(f'{step:,}' for step in steps)} in {self.folder} can be read "

@@ -68,6 +68,8 @@ class Feed:
         """Open the batches of `source`; the objective of `experiment` is bound."""
         self.source, self.length, self._train = source, experiment.data.length, experiment.train
         self._stages = stages_of(source, experiment)
+        seed, size = experiment.train.seed, experiment.train.batch_size
+        self._held_out_rows = functools.cache(functools.partial(source.batches, "held_out", size, seed=seed))
         self._held_out = self._held_out_rows(experiment.objective.row_format(self.length))
         self._sharding = batch_sharding(mesh)
 
@@ -118,10 +120,6 @@ class Feed:
     def held_out_shares(self) -> Mapping[str, float]:
         """Share of each source of a mixture in the figures of an evaluation; one source has the name ""."""
         return self._held_out.shares
-
-    @functools.cache  # noqa: B019 - a run has one feed
-    def _held_out_rows(self, row_format: RowFormat) -> Batches:
-        return self.source.batches("held_out", self._train.batch_size, row_format, self._train.seed)
 
     def held_out(self, objective: Objective, source: str = "") -> Iterator[Any]:
         """Return the batches of an evaluation with an objective on a source, the same each time."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import tracemalloc
 
 import jax
 import jax.numpy as jnp
@@ -107,6 +108,20 @@ def test_word_vectors_are_looked_up_and_layers_of_elmo_averaged(tokenizer):  # n
         embed(PretrainedModel(elmo, params, tokenizer), ["cat"], "cls")
     with pytest.raises(UserError, match="text 2 has no tokens"):
         embed(PretrainedModel(elmo, params, tokenizer), ["cat", ""])
+
+
+def test_vectors_are_once_in_memory(tokenizer):  # noqa: F811
+    """Of 4,096 texts, in float32; the texts themselves take less than a vector of 2,048 numbers."""
+    v, texts = tokenizer.vocabulary, ["cat", "sat cat"] * 2048
+    objective = SkipGram(model=Word2Vec(vocab_size=v.size, hidden_size=2048)).bind_unchecked(v)
+    loaded = PretrainedModel(objective, jax.tree.map(jnp.asarray, random_params(objective, 0)), tokenizer)
+    embed(loaded, texts[:64], normalize=True)  # compiles
+    tracemalloc.start()
+    found = embed(loaded, texts, normalize=True)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
+    assert found.shape == (4096, 2048) and peak < 1.5 * found.nbytes
 
 
 @pytest.mark.parametrize(("pooling", "expected"), [

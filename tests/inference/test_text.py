@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 
 import jax
+import numpy as np
 import pytest
 
 from jaxlm.commands import generate as command
 from jaxlm.errors import UserError
-from jaxlm.huggingface import ModelCard, export_folder
+from jaxlm.huggingface import ModelCard, export_folder, import_folder
 from jaxlm.inference import text as module
 from jaxlm.inference.generate import Settings
 from jaxlm.inference.text import generate_text, stable_length
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.pretrained import PretrainedModel
+from jaxlm.runs import load
 from jaxlm.runs.load import load_model
+from jaxlm.runs.resolve import resolve
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.training import train_tokenizer
 from tests.params import random_params
@@ -157,6 +160,13 @@ def folder(bytes_tokenizer, tmp_path_factory) -> str:
 
 def test_loaded_weights_are_on_the_device(folder):
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(load_model(folder).params))
+
+
+def test_weights_to_begin_from_are_not_copied(folder, monkeypatch):
+    read = []
+    monkeypatch.setattr(load, "import_folder", lambda path: read.append(import_folder(path)) or read[0])
+    found = resolve("gpt2_tiny", init_from=folder).pretrained.params
+    assert all(map(np.shares_memory, jax.tree.leaves(found), jax.tree.leaves(read[0].params)))
 
 
 def test_command(folder, capsys, monkeypatch):

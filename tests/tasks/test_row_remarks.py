@@ -5,13 +5,14 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
+import tracemalloc
 import types
 
 import numpy as np
 import pytest
 
 from jaxlm.commands.evaluate import print_result
-from jaxlm.data.labelled import EncodedExample, LabelledSource, Record
+from jaxlm.data.labelled import EncodedExample, LabelledSource, Record, shared_rows
 from jaxlm.errors import UserError
 from jaxlm.models.bert import Bert
 from jaxlm.models.t5 import T5
@@ -40,6 +41,19 @@ def test_rows_that_are_also_trained_on_are_counted(tmp_path):
     for dev in (data.source, str(tmp_path / "link.tsv")):
         with pytest.raises(UserError, match=r"--data.dev is the file of --data.source, .*x.tsv, which is trained on"):
             dataclasses.replace(data, dev=dev).open(ByteTokenizer(), print)
+
+
+def test_rows_that_are_trained_on_are_compared_one_by_one():
+    """Their texts, here 6 MB as JSON, are not all in memory beside the rows."""
+    def row(number):
+        return Record(str(number), "x", {"text": f"{number} {'word ' * 60}"}, ())
+
+    rows, others = [row(-1), row(7), row(7)], [row(number) for number in range(20_000)]
+    tracemalloc.start()
+    said = shared_rows("dev", rows, "train", others)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert said == "2 of 3 rows of dev are also in train, which is trained on" and peak < 100_000
 
 
 class Canned:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from etils import epath
@@ -12,7 +14,7 @@ from etils import epath
 from jaxlm.cli import main
 from jaxlm.errors import UserError
 from jaxlm.runs import folder
-from jaxlm.runs.load import load_run
+from jaxlm.runs.load import _mean, load_run
 from jaxlm.training.checkpoints import Checkpoints
 from tests.training.support import assert_same_arrays, metadata, metrics, stopped_after
 from tests.training.test_run import refused
@@ -75,6 +77,20 @@ def test_mean_of_checkpoints(averaged, capsys):
     said = refused(capsys, "export", f"{averaged}@1,99", "out")
     assert "no checkpoint of step 99; it keeps those of steps 1, 2" in said
     assert "has no 12 checkpoints; it keeps" in refused(capsys, "fill-mask", f"{averaged}@last12", "a [MASK]")
+
+
+def test_a_mean_holds_its_sum_and_one_checkpoint():
+    """8 and 4 bytes a parameter: nothing but the sum is alive when a checkpoint is read."""
+    gc.collect()
+    size, others, held = 1 << 20, sum(array.nbytes for array in jax.live_arrays()), []
+
+    def restore(step):
+        held.append(sum(array.nbytes for array in jax.live_arrays()) - others)
+        return {"kernel": jnp.full(size, step, jnp.float32)}, step
+
+    mean, step = _mean(restore, (1, 2, 6))
+    assert step == 6 and mean["kernel"].dtype == jnp.float32 and np.all(np.asarray(mean["kernel"]) == 3)
+    assert held[0] == 0 and all(8 * size <= each < 8.1 * size for each in held[1:])
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import os
 import resource
 import shutil
 import threading
+import weakref
 from pathlib import Path
 
 import jax
@@ -171,17 +172,22 @@ def test_without_an_average_that_can_be_read_the_imported_parameters_are(tmp_pat
 
 
 def test_a_flipped_number_is_seen_by_its_checksum(saved, tmp_path, monkeypatch):
-    """Orbax restores flipped numbers without an error, so the test flips one between restoring and verifying."""
+    """Orbax restores flipped numbers without an error, so the test flips one between restoring and verifying.
+
+    The damaged state is gone when the next one is read, which may need its memory.
+    """
     folder = tmp_path / "checkpoints"
     shutil.copytree(saved, folder)
     checkpoints = Checkpoints(folder)
-    read = checkpoints._arrays
+    read, damaged = checkpoints._arrays, []
 
     def garbled(step, item):
+        assert [array for array in damaged if array() is not None] == []
         restored = read(step, item)
         if step == 2:
             kernel = restored["params"]["dense"]["kernel"]
             restored["params"]["dense"]["kernel"] = kernel.at[3, 1].multiply(1 + 1e-7)
+        damaged.extend(map(weakref.ref, jax.tree.leaves(restored)))
         return restored
 
     monkeypatch.setattr(checkpoints, "_arrays", garbled)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import hashlib
 import itertools
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +140,13 @@ def test_passes_over_the_text(store):
     short, full = (store.batches("train", 1, RowFormat("packed-text", length), 3).num_rows for length in (9, 33))
     for steps, passes in ((8, 48 / short + 20 / full), (2, 32 / short)):
         assert feed_of(store, steps=steps).passes == pytest.approx(passes)
+
+
+def test_a_feed_that_nobody_holds_is_gone(store):
+    """Or a sweep would keep the rows and the open files of each of its runs."""
+    feed = weakref.ref(feed_of(store))
+    gc.collect()
+    assert feed() is None
 
 
 def test_without_phases_all_rows_are_alike(store):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import weakref
 from pathlib import Path
 
 import jax
@@ -16,6 +17,7 @@ from jaxlm.runs.load import load_run
 from jaxlm.tokenizers import tokenizer
 from jaxlm.tokenizers.files import MARKER
 from jaxlm.training.checkpoints import Checkpoints
+from jaxlm.training.program import Program
 from tests.training.support import assert_same_arrays, metadata, metrics, saved_steps, write_preset, write_text
 from tests.training.test_run import refused
 
@@ -142,6 +144,26 @@ class Killed(Exception):
 
 def killed(*_, **__):
     raise Killed
+
+
+def test_fresh_parameters_are_gone_when_the_state_is_made(other, finished, tmp_path, monkeypatch):
+    """Beside the source's weights and the optimizer's state they might not fit."""
+    init, left = Program.init_params, []
+
+    def init_params(program, seed):
+        params = init(program, seed)
+        left.extend(map(weakref.ref, jax.tree.leaves(params)))
+        return params
+
+    def init_state(program, params):
+        left[:] = [array() is not None for array in left]
+        raise Killed
+
+    monkeypatch.setattr(Program, "init_params", init_params)
+    monkeypatch.setattr(Program, "init_state", init_state)
+    with pytest.raises(Killed):
+        begin(other, tmp_path / "new", finished)
+    assert left and not any(left)
 
 
 @pytest.mark.slow
