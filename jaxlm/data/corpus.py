@@ -78,10 +78,11 @@ def open_corpus(source: str, reader: Reader = _READER) -> Corpus:
         else:
             with reading(item):
                 files = _files(item)
-            new = [path for path in files if kind_of(path) and real_path(path) not in seen]
-            located = dict(zip(new, at_once(lambda path: _locate(path, reader), new), strict=True))
-            for path in files:
-                name, (size, quoting, own) = real_path(path), located.get(path, (0, "", []))
+            names_of = {path: real_path(path) for path in files}
+            new = [path for path in files if kind_of(path) and names_of[path] not in seen]
+            located = dict(zip(new, at_once(lambda path: _locate(path, names_of[path], reader), new), strict=True))
+            for path, name in names_of.items():
+                size, quoting, own = located.get(path, (0, "", []))
                 if kind_of(path) is None:
                     reason = suffix_of(path) or "without a suffix"
                 elif name in seen:
@@ -98,12 +99,12 @@ def open_corpus(source: str, reader: Reader = _READER) -> Corpus:
     return Corpus(source, tuple(grouped(parts)), tuple(seen), "\n".join(filter(None, remarks)))
 
 
-def _locate(path: str, reader: Reader) -> tuple[int, str, list[Part]]:
-    """Return the size of a file, a remark about quotes, and its parts."""
+def _locate(path: str, name: str, reader: Reader) -> tuple[int, str, list[Part]]:
+    """Return the size of a file, given its name without links, a remark about quotes, and its parts."""
     with reading(path):
         state = file_state(path)
     quoting = quoting_remark(path) if kind_of(path) == "table" else ""
-    parts = parts_of_file(path, real_path(path), [*state, *filter(None, [quoting])], reader)
+    parts = parts_of_file(path, name, [*state, *filter(None, [quoting])], reader)
     return int(state[0]), quoting, list(parts)
 
 
@@ -155,8 +156,8 @@ def _files(item: str) -> list[str]:
         found = [str(path)]
     elif wild:
         matches = _matches(item, wild.start())
-        folders = at_once(lambda file: epath.Path(file).is_dir(), matches)
-        found = [file for file, is_folder in zip(matches, folders, strict=True) if not is_folder]
+        is_folder = (lambda file: epath.Path(file).is_dir()) if in_bucket(item) else os.path.isdir
+        found = [file for file, no_file in zip(matches, at_once(is_folder, matches), strict=True) if not no_file]
     else:
         raise UserError(f"{item} does not exist; --data.source takes {SOURCES}.")
     if not any(map(kind_of, found)):
