@@ -315,6 +315,22 @@ def test_text_to_text_is_exported_as_it_was_pretrained(model, tokenizer, tmp_pat
     assert jax.tree.all(jax.tree.map(np.array_equal, imported.params, params))
 
 
+@pytest.mark.parametrize(("kind", "separator"), [("unigram", " =>"), ("byte-bpe", " =>"), ("byte-bpe", "s =>")])
+def test_a_decoder_learns_the_tokens_that_it_is_asked_with(kind, separator, tmp_path):
+    """Those of the whole prompt, in which a separator may share a token with the text; of a long one the beginning."""
+    texts = [" ".join(f"{a}{b}s the trees, {b}{a} => {a}" for a in "abcdefgh") + "." for b in "klmnopqrst"]
+    made = train_tokenizer(texts, tmp_path / "made", kind=kind, vocab_size=500)
+    task = TextToText(model=MODELS[Gpt2], max_target=7, separator=separator).bind(made.vocabulary, LENGTH)
+    out = export_folder(tmp_path / "out", task, random_params(task, 0), made, ModelCard())
+    theirs = transformers.AutoTokenizer.from_pretrained(out)
+    sources = ["the tree", "ka the tree" * LENGTH]
+    rows = [Record("", "", {"source": text, "targets": ["ab"]}, ()) for text in sources]
+    short, cut = (example.notes.tolist() for example in task.encode(rows, made, LENGTH))
+    assert short == theirs(sources[0] + separator).input_ids == made.encode_with_symbols(sources[0] + separator)
+    assert len(cut) == LENGTH - task.max_target and made.decode(cut).endswith(separator)
+    assert cut[:20] == made.encode(sources[1])[:20]
+
+
 @pytest.mark.slow
 def test_the_language_model_beside_choices_is_their_double_head(tokenizer, tmp_path):
     """Texts of one length, since their loss is a mean over all tokens."""
