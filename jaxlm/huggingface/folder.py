@@ -42,7 +42,7 @@ from jaxlm.trees import get, paths, put, subtrees, within
 from jaxlm.types import FolderSettings, Params, Vectors
 
 RELATIVE_LENGTH = 512
-"""Maximum length for tokenizers of models with relative positions: that at which T5 and XLNet were pretrained."""
+"""Length for tokenizers of models with relative positions and none of their own: that of T5 and XLNet."""
 
 
 def export_folder(
@@ -93,8 +93,9 @@ def export_folder(
     template = _template(objective)
     private = {*objective.private_params, *(name for model in models for name in model.table.private)}
     exported = _exported_paths(template, models, private)
-    longest = objective.model.max_length or RELATIVE_LENGTH
-    length = min((vectors and vectors.length) or max_length or longest, longest)
+    most = objective.model.max_length
+    length = (vectors and vectors.length) or max_length or most or RELATIVE_LENGTH
+    length = min(length, most or length)
     with _new_folder(out) as temporary:
         for model in models:
             _write_model(temporary / model.folder, model, objective, params, tokenizer, length, stop_ids, settings)
