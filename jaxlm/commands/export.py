@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> None:
         rows={
             "Training steps": f"{step:,}",
             "Parameters": steps,
-            "Sequence length": experiment.data.length,
+            "Sequence length": experiment.longest_rows(step),
             "Batch size": experiment.train.batch_size,
             "Phases": experiment.describe_phases(step) if experiment.train.phases and step else "",
             "Optimizer": f"{experiment.optimizer.name}, peak learning rate {experiment.optimizer.learning_rate:g}",

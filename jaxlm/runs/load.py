@@ -114,7 +114,7 @@ def load_run(path: str | os.PathLike[str], mesh: Sizes = None) -> PretrainedMode
         objective = dataclasses.replace(objective, **unset)
     fresh = () if step else tuple(run.metadata.get("fresh", ()))
     settings = FolderSettings.from_json(run.metadata.get("settings", {}))
-    length = experiment.data.length if step else settings.length
+    length = experiment.longest_rows(step) if step else settings.length
     trained = objective.vector_settings(length)
     if settings.length and step and not trained and not objective.scores_rows:  # shorter rows do not unlearn long ones
         length = max(length, settings.length)
