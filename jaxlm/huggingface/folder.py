@@ -26,6 +26,7 @@ from jaxlm.huggingface.sentence_transformers import write as write_vectors
 from jaxlm.huggingface.table import listed
 from jaxlm.huggingface.tasks import SETTINGS_KEY
 from jaxlm.huggingface.weights import INDEX, SINGLE, Weights, write_weights
+from jaxlm.inference.score import text_begin
 from jaxlm.keys import Purpose, purpose_key
 from jaxlm.objectives.base import Bound, Objective
 from jaxlm.objectives.pretrained import PretrainedModel
@@ -56,6 +57,7 @@ def export_folder(
     vectors: Vectors | None = None,
     stop_ids: Sequence[int] = (),
     settings: Mapping[str, Any] = {},
+    step: int = 1,
 ) -> Path:
     """Write a folder that `AutoModel….from_pretrained` and `AutoTokenizer.from_pretrained` load, and return its path.
 
@@ -75,6 +77,7 @@ def export_folder(
         stop_ids: tokens that end a generated text; by default the end token.
         settings: what no file of Transformers has, for `import_folder`: `fresh`, the parameters that are not trained,
             and `rows`, the fields of the format of rows.
+        step: training step of the parameters; 0 for those of an import, whose begin token stays.
 
     Raises:
         UserError: `out` exists and is not empty, the disk is full, the objective has no Transformers class, or
@@ -88,6 +91,9 @@ def export_folder(
     family = family_of(objective)
     if not isinstance(objective, Bound):
         objective = objective.bind_unchecked(tokenizer.vocabulary)
+    if getattr(objective, "plain_stream", False) and objective.vocabulary.eos >= 0:
+        begin = text_begin(PretrainedModel(objective, params, tokenizer, step=step))
+        objective = dataclasses.replace(objective, vocabulary=dataclasses.replace(objective.vocabulary, bos=begin))
     models = family.models(objective)
     params = family.export_params(objective, params) if family.export_params else params
     template = _template(objective)
@@ -159,7 +165,7 @@ def _write_model(
         ends = {"eos_token_id": [*stop_ids] if len(stop_ids) > 1 else stop_ids[0]} if stop_ids else {}
         _write_json(folder / "generation_config.json", {**model.generation_config, **ends})
     write_weights(folder, model.table.to_transformers(params))
-    export_tokenizer(tokenizer, folder, objective.text_template, length)
+    export_tokenizer(tokenizer, folder, objective.text_template, length, objective.vocabulary.bos)
 
 
 def import_folder(hf_dir: str | os.PathLike[str], *, seed: int = 0) -> PretrainedModel:
