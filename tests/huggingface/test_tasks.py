@@ -310,7 +310,13 @@ def test_text_to_text_is_exported_as_it_was_pretrained(model, tokenizer, tmp_pat
     imported, card = import_folder(out), (out / "README.md").read_text()
     end = " =>" * (type(imported.objective).__name__ == "CausalLM")
     assert f"| Prompt | mine sentence: {{text}}{end} |" in card and "| Answers | no, b |" in card
-    assert transformers.GenerationConfig.from_pretrained(out).max_new_tokens == 7
+    wanted = transformers.GenerationConfig.from_pretrained(out)
+    assert wanted.max_new_tokens == 7 and wanted.num_beams in (None, 1)
+    searched = dataclasses.replace(task, beams=4, length_penalty=0.6)  # test_beams.py: both mean the same there
+    out = export_folder(tmp_path / "beams", searched, params, tokenizer, ModelCard())
+    kind = transformers.AutoModelForCausalLM if end else transformers.AutoModelForSeq2SeqLM
+    wanted = kind.from_pretrained(out).generation_config
+    assert (wanted.max_new_tokens, wanted.num_beams, wanted.length_penalty) == (7, 4, 0.6)
     assert type(imported.objective).__name__ in ("SpanCorruption", "CausalLM")
     assert jax.tree.all(jax.tree.map(np.array_equal, imported.params, params))
 
