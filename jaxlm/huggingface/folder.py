@@ -45,6 +45,8 @@ from jaxlm.types import FolderSettings, Params, Vectors
 RELATIVE_LENGTH = 512
 """Length for tokenizers of models with relative positions and none of their own: that of T5 and XLNet."""
 
+SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
 
 def export_folder(
     out: str | os.PathLike[str],
@@ -56,6 +58,7 @@ def export_folder(
     max_length: int | None = None,
     vectors: Vectors | None = None,
     stop_ids: Sequence[int] = (),
+    sampling: Sequence[tuple[str, Any]] = (),
     settings: Mapping[str, Any] = {},
     step: int = 1,
 ) -> Path:
@@ -75,6 +78,7 @@ def export_folder(
         max_length: longest text, with special tokens, for the tokenizer; by default that of `vectors` or the model.
         vectors: if given, the folder is also one of sentence-transformers.
         stop_ids: tokens that end a generated text; by default the end token.
+        sampling: further fields of generation_config.json; not for a task, whose answers are those of its evaluation.
         settings: what no file of Transformers has, for `import_folder`: `fresh`, the parameters that are not trained,
             and `rows`, the fields of the format of rows.
         step: training step of the parameters; 0 for those of an import, whose begin token stays.
@@ -102,9 +106,12 @@ def export_folder(
     most = objective.model.max_length
     length = (vectors and vectors.length) or max_length or most or RELATIVE_LENGTH
     length = min(length, most or length)
+    generation = {} if isinstance(objective, TextToText) else dict(sampling)
+    if stop_ids:
+        generation["eos_token_id"] = [*stop_ids] if len(stop_ids) > 1 else stop_ids[0]
     with _new_folder(out) as temporary:
         for model in models:
-            _write_model(temporary / model.folder, model, objective, params, tokenizer, length, stop_ids, settings)
+            _write_model(temporary / model.folder, model, objective, params, tokenizer, length, generation, settings)
         if vectors is not None:
             write_vectors(temporary, objective, vectors._replace(length=length), params)
         if isinstance(objective, Rerank) and objective.query_prompt:
@@ -152,7 +159,7 @@ def _in_lower_case(tokenizer: Tokenizer) -> Tokenizer:
 
 def _write_model(
     folder: Path, model: TransformersModel, objective: Objective, params: Params, tokenizer: Tokenizer, length: int,
-    stop_ids: Sequence[int], settings: Mapping[str, Any],
+    generation: Mapping[str, Any], settings: Mapping[str, Any],
 ) -> None:
     """Write the configuration, the weights and the tokenizer of a Transformers model."""
     folder.mkdir(exist_ok=True)
@@ -162,8 +169,7 @@ def _write_model(
     config |= {SETTINGS_KEY: own} if own else {}
     _write_json(folder / "config.json", config)
     if model.generation_config is not None:
-        ends = {"eos_token_id": [*stop_ids] if len(stop_ids) > 1 else stop_ids[0]} if stop_ids else {}
-        _write_json(folder / "generation_config.json", {**model.generation_config, **ends})
+        _write_json(folder / "generation_config.json", {**model.generation_config, **generation})
     write_weights(folder, model.table.to_transformers(params))
     export_tokenizer(tokenizer, folder, objective.text_template, length, objective.vocabulary.bos)
 
@@ -226,19 +232,21 @@ def import_folder(hf_dir: str | os.PathLike[str], *, seed: int = 0) -> Pretraine
 
 
 def _read_settings(root: Path, folder: Path, config: Mapping[str, Any], size: int) -> FolderSettings:
-    """Return settings: vectors, `eos_token_id` of generation_config.json, else of config.json, and format of rows."""
+    """Return settings: vectors, those of generation_config.json or config.json, and format of rows."""
     vectors, file = None, folder / "generation_config.json"
     try:
         vectors = read_vectors(root)
     except UserError as error:  # which `encode` raises; everything else can use the model
         log(f"{error} Its settings of vectors are not kept.")
-    found = (read_json(file, dict) if file.is_file() else {}).get("eos_token_id")
+    generation = read_json(file, dict) if file.is_file() else {}
+    sampling = tuple((name, value) for name in SAMPLING if isinstance(value := generation.get(name), (int, float)))
+    found = generation.get("eos_token_id")
     found = config.get("eos_token_id") if found is None else found
     ids = found if isinstance(found, list) else [found]
     rows = (config.get(SETTINGS_KEY) or {}).get("rows") or {}
     fields = tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in rows.items())
     stop_ids = tuple(i for i in ids if isinstance(i, int) and 0 <= i < size)
-    return FolderSettings(vectors, stop_ids, rows=fields)
+    return FolderSettings(vectors, stop_ids, rows=fields, sampling=sampling)
 
 
 def _check_adapter(folder: Path) -> None:
