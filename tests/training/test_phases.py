@@ -291,6 +291,20 @@ def test_a_run_goes_on_across_the_border_between_objectives(writer_first, tmp_pa
     assert metadata(tmp_path / "run", 8) == metadata(whole, 8) and metrics(tmp_path / "run") == metrics(whole)
 
 
+@pytest.mark.parametrize(("second", "is_refused"), [
+    ("objective.model.activation=relu", True), ("objective.model.dropout=0.3 objective.mask_rate=0.3", False),
+])
+def test_a_mean_is_of_one_function(finished, second, is_refused):
+    """Weights that were learnt with another activation are no weights of this one; dropout and rates leave it alone."""
+    file = finished / "config.json"
+    config = json.loads(file.read_text())
+    config["train"]["phases"] = f"4, 8 {second}"
+    file.write_text(json.dumps(config))
+    load_run(f"{finished}@8,12")
+    with pytest.raises(UserError, match="different objectives or models") if is_refused else contextlib.nullcontext():
+        load_run(f"{finished}@4,12")
+
+
 @pytest.mark.slow
 def test_later_commands_have_the_objective_of_their_step(writer_first, capsys):
     config, whole = writer_first
