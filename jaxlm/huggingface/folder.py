@@ -33,6 +33,7 @@ from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.parallel.hosts import log
 from jaxlm.paths import cause, local_folder, read_json, reading, remedy, without_empty_folders
 from jaxlm.tasks.rerank import Rerank
+from jaxlm.tasks.tagging import Tagging
 from jaxlm.tasks.text_to_text import TextToText
 from jaxlm.tokenizers.classes import GENERIC, read_class, read_length, templates
 from jaxlm.tokenizers.export import export as export_tokenizer
@@ -118,19 +119,26 @@ def export_folder(
             write_reranker(temporary, objective.query_prompt)
         written = vectors and vectors.similarity == "maxsim"  # the projection, as a module of sentence-transformers
         left_out = "" if written else listed(sorted(private & params.keys()))
-        card = dataclasses.replace(card, rows={**card.rows, **_remarks(objective, left_out, settings.get("rows", {}))})
+        has_spaces = tokenizer.encode("a a") != 2 * tokenizer.encode("a")
+        remarks = _remarks(objective, left_out, settings.get("rows", {}), has_spaces)
+        card = dataclasses.replace(card, rows={**card.rows, **remarks})
         parameters = sum(int(np.prod(get(template, path).shape)) for path in exported)
         text = render(card, objective, models, parameters, out.name, vectors)
         (temporary / "README.md").write_text(text, encoding="utf-8")
     return out
 
 
-def _remarks(objective: Objective, left_out: str, rows: Mapping[str, Any]) -> dict[str, str]:
-    """Return rows of a model card about an export; a row without text is not shown."""
+def _remarks(objective: Objective, left_out: str, rows: Mapping[str, Any], has_spaces: bool) -> dict[str, str]:
+    """Return rows of a model card about an export; a row without text is not shown.
+
+    `has_spaces` is whether words after a space have other tokens than alone.
+    """
     place = "predicted at the position before them" * objective.predicts_next
     prompt, answers = objective.prompt_form(rows) if isinstance(objective, TextToText) else ("", "")
+    words = 'joined by single spaces; a word has the tag of its first token (`aggregation_strategy="first"`)'
+    words += "; `is_split_into_words` gives other tokens" * has_spaces
     return {"Left out, without a counterpart there": left_out, "Masked tokens": place, "Prompt": prompt,
-            "Answers": answers}
+            "Answers": answers, "Words": words * isinstance(objective, Tagging)}
 
 
 def _read_tokenizer(folder: Path, objective: Objective, in_lower_case: bool) -> Tokenizer:

@@ -337,6 +337,21 @@ def test_a_decoder_learns_the_tokens_that_it_is_asked_with(kind, separator, tmp_
     assert cut[:20] == made.encode(sources[1])[:20]
 
 
+@pytest.mark.parametrize("kind", ["unigram", "byte-bpe"])
+def test_the_card_of_tags_says_how_their_tokenizer_reads_words(kind, tmp_path):
+    texts = [" ".join(f"{a}{b}s the trees, {b}{a} => {a}" for a in "abcdefgh") + "." for b in "klmnopqrst"]
+    made = train_tokenizer(texts, tmp_path / "made", kind=kind, vocab_size=500)
+    task = Tagging(model=MODELS[Bert], labels=("A", "O")).bind(made.vocabulary, LENGTH)
+    out = export_folder(tmp_path / "out", task, random_params(task, 0), made, ModelCard())
+    card, theirs = (out / "README.md").read_text(), transformers.AutoTokenizer.from_pretrained(out)
+    words = texts[0].split()[:6]
+    row = Record("", "", {"words": words, "tags": None}, ())
+    ids = task.encode([row], made, LENGTH)[0].arrays["input_ids"].tolist()
+    assert "| Words | joined by single spaces; " in card and theirs(" ".join(words)).input_ids == ids
+    differs = theirs(words, is_split_into_words=True).input_ids != ids
+    assert differs == ("`is_split_into_words` gives other tokens" in card) == (kind == "byte-bpe")
+
+
 @pytest.mark.slow
 def test_the_language_model_beside_choices_is_their_double_head(tokenizer, tmp_path):
     """Texts of one length, since their loss is a mean over all tokens."""
