@@ -50,11 +50,13 @@ class FolderSettings(NamedTuple):
     """Tokens of the longest texts that the folder's model reads, where they are known."""
     rows: tuple[tuple[str, Any], ...] = ()
     """Fields of the format of rows, such as the names of columns, of a folder; a run has a configuration."""
+    sampling: tuple[tuple[str, Any], ...] = ()
+    """Fields of generation_config.json that say how Transformers samples; jaxlm asks for them at each call."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the settings of a run as JSON values."""
         vectors = self.vectors and self.vectors._asdict()
-        return {"vectors": vectors, "stop_ids": self.stop_ids, "length": self.length}
+        return {"vectors": vectors, "stop_ids": self.stop_ids, "length": self.length, "sampling": self.sampling}
 
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> Self:
@@ -62,7 +64,8 @@ class FolderSettings(NamedTuple):
         if vectors := found.get("vectors"):
             pairs = {"prompts": tuple(map(tuple, vectors["prompts"])), "widths": tuple(vectors["widths"])}
             vectors = Vectors(**vectors | pairs)
-        return cls(vectors, tuple(found.get("stop_ids", ())), found.get("length"))
+        sampling = tuple(map(tuple, found.get("sampling", ())))
+        return cls(vectors, tuple(found.get("stop_ids", ())), found.get("length"), sampling=sampling)
 
     def after_training(self, trained: Vectors | None, eos: int) -> Self:
         """Return the settings after a run that trained vectors, or None, and ended its texts with a token."""

@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> None:
         rows={
             "Training steps": f"{step:,}",
             "Parameters": steps,
-            "Sequence length": experiment.data.length,
+            "Sequence length": experiment.longest_rows(step),
             "Batch size": experiment.train.batch_size,
             "Phases": experiment.describe_phases(step) if experiment.train.phases and step else "",
             "Optimizer": f"{experiment.optimizer.name}, peak learning rate {experiment.optimizer.learning_rate:g}",
@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> None:
     out = export_folder(
         options.out, model.objective, model.params, model.tokenizer, card, max_length=model.length,
         vectors=None if pooling == "none" else vectors, stop_ids=model.settings.stop_ids,
-        settings={"fresh": model.fresh, "rows": rows},
+        sampling=model.settings.sampling, settings={"fresh": model.fresh, "rows": rows}, step=step,
     )
     name = model.objective.primary_metric
     loss = f", held-out {name} {evaluation[name]:.4f}" if name in evaluation else ""

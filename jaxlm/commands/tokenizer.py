@@ -95,6 +95,7 @@ def _extend(arguments: list[str]) -> None:
     vectors, stop_ids = extended.settings[:2]
     export_folder(out, extended.objective, extended.params, extended.tokenizer, card, max_length=extended.length,
                   vectors=None if extended.objective.scores_rows else vectors, stop_ids=stop_ids,
+                  sampling=extended.settings.sampling, step=extended.step,
                   settings={"fresh": extended.fresh, "rows": dict(extended.settings.rows)})
     print(f"Wrote {out}; continue with `jaxlm pretrain PRESET --init-from {out} --data.source {options.source}`.")
 

@@ -305,6 +305,10 @@ class Experiment:
         """Return the phase of a step, counted from 1."""
         return next(phase for phase in self.phases if phase.last is None or step <= phase.last)
 
+    def longest_rows(self, steps: int) -> int:
+        """Return the tokens of the longest rows of the first `steps`."""
+        return max(phase.experiment.data.length for phase in self.phases if phase.after < max(steps, 1))
+
     def describe_phases(self, steps: int | None = None) -> str:
         """Describe the phases of the first `steps`, by default all: "256 x 16 for 700 steps, then 32 x 128"."""
         *earlier, last = [phase for phase in self.phases if phase.after < (steps or self.train.steps)]

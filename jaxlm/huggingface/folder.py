@@ -26,12 +26,14 @@ from jaxlm.huggingface.sentence_transformers import write as write_vectors
 from jaxlm.huggingface.table import listed
 from jaxlm.huggingface.tasks import SETTINGS_KEY
 from jaxlm.huggingface.weights import INDEX, SINGLE, Weights, write_weights
+from jaxlm.inference.score import text_begin
 from jaxlm.keys import Purpose, purpose_key
 from jaxlm.objectives.base import Bound, Objective
 from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.parallel.hosts import log
 from jaxlm.paths import cause, local_folder, read_json, reading, remedy, without_empty_folders
 from jaxlm.tasks.rerank import Rerank
+from jaxlm.tasks.tagging import Tagging
 from jaxlm.tasks.text_to_text import TextToText
 from jaxlm.tokenizers.classes import GENERIC, read_class, read_length, templates
 from jaxlm.tokenizers.export import export as export_tokenizer
@@ -42,7 +44,9 @@ from jaxlm.trees import get, paths, put, subtrees, within
 from jaxlm.types import FolderSettings, Params, Vectors
 
 RELATIVE_LENGTH = 512
-"""Maximum length for tokenizers of models with relative positions: that at which T5 and XLNet were pretrained."""
+"""Length for tokenizers of models with relative positions and none of their own: that of T5 and XLNet."""
+
+SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 def export_folder(
@@ -55,7 +59,9 @@ def export_folder(
     max_length: int | None = None,
     vectors: Vectors | None = None,
     stop_ids: Sequence[int] = (),
+    sampling: Sequence[tuple[str, Any]] = (),
     settings: Mapping[str, Any] = {},
+    step: int = 1,
 ) -> Path:
     """Write a folder that `AutoModel….from_pretrained` and `AutoTokenizer.from_pretrained` load, and return its path.
 
@@ -73,8 +79,10 @@ def export_folder(
         max_length: longest text, with special tokens, for the tokenizer; by default that of `vectors` or the model.
         vectors: if given, the folder is also one of sentence-transformers.
         stop_ids: tokens that end a generated text; by default the end token.
+        sampling: further fields of generation_config.json; not for a task, whose answers are those of its evaluation.
         settings: what no file of Transformers has, for `import_folder`: `fresh`, the parameters that are not trained,
             and `rows`, the fields of the format of rows.
+        step: training step of the parameters; 0 for those of an import, whose begin token stays.
 
     Raises:
         UserError: `out` exists and is not empty, the disk is full, the objective has no Transformers class, or
@@ -88,35 +96,49 @@ def export_folder(
     family = family_of(objective)
     if not isinstance(objective, Bound):
         objective = objective.bind_unchecked(tokenizer.vocabulary)
+    if getattr(objective, "plain_stream", False) and objective.vocabulary.eos >= 0:
+        begin = text_begin(PretrainedModel(objective, params, tokenizer, step=step))
+        objective = dataclasses.replace(objective, vocabulary=dataclasses.replace(objective.vocabulary, bos=begin))
     models = family.models(objective)
     params = family.export_params(objective, params) if family.export_params else params
     template = _template(objective)
     private = {*objective.private_params, *(name for model in models for name in model.table.private)}
     exported = _exported_paths(template, models, private)
-    longest = objective.model.max_length or RELATIVE_LENGTH
-    length = min((vectors and vectors.length) or max_length or longest, longest)
+    most = objective.model.max_length
+    length = (vectors and vectors.length) or max_length or most or RELATIVE_LENGTH
+    length = min(length, most or length)
+    generation = {} if isinstance(objective, TextToText) else dict(sampling)
+    if stop_ids:
+        generation["eos_token_id"] = [*stop_ids] if len(stop_ids) > 1 else stop_ids[0]
     with _new_folder(out) as temporary:
         for model in models:
-            _write_model(temporary / model.folder, model, objective, params, tokenizer, length, stop_ids, settings)
+            _write_model(temporary / model.folder, model, objective, params, tokenizer, length, generation, settings)
         if vectors is not None:
             write_vectors(temporary, objective, vectors._replace(length=length), params)
         if isinstance(objective, Rerank) and objective.query_prompt:
             write_reranker(temporary, objective.query_prompt)
         written = vectors and vectors.similarity == "maxsim"  # the projection, as a module of sentence-transformers
         left_out = "" if written else listed(sorted(private & params.keys()))
-        card = dataclasses.replace(card, rows={**card.rows, **_remarks(objective, left_out, settings.get("rows", {}))})
+        has_spaces = tokenizer.encode("a a") != 2 * tokenizer.encode("a")
+        remarks = _remarks(objective, left_out, settings.get("rows", {}), has_spaces)
+        card = dataclasses.replace(card, rows={**card.rows, **remarks})
         parameters = sum(int(np.prod(get(template, path).shape)) for path in exported)
         text = render(card, objective, models, parameters, out.name, vectors)
         (temporary / "README.md").write_text(text, encoding="utf-8")
     return out
 
 
-def _remarks(objective: Objective, left_out: str, rows: Mapping[str, Any]) -> dict[str, str]:
-    """Return rows of a model card about an export; a row without text is not shown."""
+def _remarks(objective: Objective, left_out: str, rows: Mapping[str, Any], has_spaces: bool) -> dict[str, str]:
+    """Return rows of a model card about an export; a row without text is not shown.
+
+    `has_spaces` is whether words after a space have other tokens than alone.
+    """
     place = "predicted at the position before them" * objective.predicts_next
     prompt, answers = objective.prompt_form(rows) if isinstance(objective, TextToText) else ("", "")
+    words = 'joined by single spaces; a word has the tag of its first token (`aggregation_strategy="first"`)'
+    words += "; `is_split_into_words` gives other tokens" * has_spaces
     return {"Left out, without a counterpart there": left_out, "Masked tokens": place, "Prompt": prompt,
-            "Answers": answers}
+            "Answers": answers, "Words": words * isinstance(objective, Tagging)}
 
 
 def _read_tokenizer(folder: Path, objective: Objective, in_lower_case: bool) -> Tokenizer:
@@ -145,7 +167,7 @@ def _in_lower_case(tokenizer: Tokenizer) -> Tokenizer:
 
 def _write_model(
     folder: Path, model: TransformersModel, objective: Objective, params: Params, tokenizer: Tokenizer, length: int,
-    stop_ids: Sequence[int], settings: Mapping[str, Any],
+    generation: Mapping[str, Any], settings: Mapping[str, Any],
 ) -> None:
     """Write the configuration, the weights and the tokenizer of a Transformers model."""
     folder.mkdir(exist_ok=True)
@@ -155,10 +177,9 @@ def _write_model(
     config |= {SETTINGS_KEY: own} if own else {}
     _write_json(folder / "config.json", config)
     if model.generation_config is not None:
-        ends = {"eos_token_id": [*stop_ids] if len(stop_ids) > 1 else stop_ids[0]} if stop_ids else {}
-        _write_json(folder / "generation_config.json", {**model.generation_config, **ends})
+        _write_json(folder / "generation_config.json", {**model.generation_config, **generation})
     write_weights(folder, model.table.to_transformers(params))
-    export_tokenizer(tokenizer, folder, objective.text_template, length)
+    export_tokenizer(tokenizer, folder, objective.text_template, length, objective.vocabulary.bos)
 
 
 def import_folder(hf_dir: str | os.PathLike[str], *, seed: int = 0) -> PretrainedModel:
@@ -219,19 +240,21 @@ def import_folder(hf_dir: str | os.PathLike[str], *, seed: int = 0) -> Pretraine
 
 
 def _read_settings(root: Path, folder: Path, config: Mapping[str, Any], size: int) -> FolderSettings:
-    """Return settings: vectors, `eos_token_id` of generation_config.json, else of config.json, and format of rows."""
+    """Return settings: vectors, those of generation_config.json or config.json, and format of rows."""
     vectors, file = None, folder / "generation_config.json"
     try:
         vectors = read_vectors(root)
     except UserError as error:  # which `encode` raises; everything else can use the model
         log(f"{error} Its settings of vectors are not kept.")
-    found = (read_json(file, dict) if file.is_file() else {}).get("eos_token_id")
+    generation = read_json(file, dict) if file.is_file() else {}
+    sampling = tuple((name, value) for name in SAMPLING if isinstance(value := generation.get(name), (int, float)))
+    found = generation.get("eos_token_id")
     found = config.get("eos_token_id") if found is None else found
     ids = found if isinstance(found, list) else [found]
     rows = (config.get(SETTINGS_KEY) or {}).get("rows") or {}
     fields = tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in rows.items())
     stop_ids = tuple(i for i in ids if isinstance(i, int) and 0 <= i < size)
-    return FolderSettings(vectors, stop_ids, rows=fields)
+    return FolderSettings(vectors, stop_ids, rows=fields, sampling=sampling)
 
 
 def _check_adapter(folder: Path) -> None:

@@ -67,11 +67,9 @@ def table(num_layers: int) -> Table:
 
 def special_token_ids(objective: CausalLM) -> dict[str, int | None]:
     """Return the ids of special tokens, for config.json and generation_config.json."""
-    eos = token_id(objective.vocabulary, "eos")
-    # In the plain stream each text follows an end token, which is then the begin token too. With isolated documents
-    # no token is predicted from it.
-    bos = eos if getattr(objective, "plain_stream", False) else None
-    return {"bos_token_id": bos, "eos_token_id": eos, "pad_token_id": token_id(objective.vocabulary, "pad")}
+    ids = {f"{role}_token_id": token_id(objective.vocabulary, role) for role in ("bos", "eos", "pad")}
+    # With isolated documents no token is predicted from a begin token.
+    return ids if getattr(objective, "plain_stream", False) else ids | {"bos_token_id": None}
 
 
 def decoder(objective: CausalLM, architecture: str, table: Table, config: dict[str, Any]) -> TransformersModel:

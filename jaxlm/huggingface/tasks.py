@@ -67,9 +67,11 @@ def export_family(base: Family, task: Objective) -> Family:
 
 
 def _writer(base: Family, task: TextToText) -> tuple[TransformersModel]:
-    """Return the Transformers model of the pretraining objective, which writes answers as long as the task's."""
+    """Return the Transformers model of the pretraining objective, which writes answers as the task does."""
     (model,) = base.models(pretraining_objective(task))
     generation = {"max_new_tokens": task.max_target, **(model.generation_config or {})}
+    if task.beams > 1:
+        generation |= {"num_beams": task.beams, "length_penalty": task.length_penalty}
     return (dataclasses.replace(model, generation_config=generation),)
 
 

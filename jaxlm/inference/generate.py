@@ -17,6 +17,7 @@ from jaxlm.fields import check_ranges, field
 from jaxlm.inference.beam import search
 from jaxlm.keys import Purpose, purpose_key
 from jaxlm.objectives.base import Objective
+from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.parallel.inference import constraints, fetch, num_row_shards, place_batch, run_rows
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Params
@@ -175,9 +176,9 @@ def decoder_start(objective: Objective) -> int:
     return objective.model.decoder_start(objective.vocabulary)
 
 
-def max_length(objective: Objective) -> int:
-    """Return the most tokens that a text is scored with; 512, T5's own length, for relative positions."""
-    return objective.model.max_length or 512
+def max_length(loaded: PretrainedModel) -> int:
+    """Return the most tokens that a text is scored with; for relative positions those of training, or T5's 512."""
+    return loaded.objective.model.max_length or min(max(loaded.length or 0, 512), MAX_TOKENS)
 
 
 def pad(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from jaxlm.inference.fill_mask import fill_rows
-from jaxlm.inference.generate import Settings, max_length
+from jaxlm.inference.generate import Settings
 from jaxlm.inference.score import prompt_of
 from jaxlm.inference.text import generate_text
 from jaxlm.objectives.base import Objective
@@ -27,7 +27,7 @@ def sampler(
     A line is the text with `[piece probability]` at each mask and the masked pieces behind it; or prompt|continuation,
     sampled at temperature 0.8.
     """
-    special, size = objective.vocabulary.special, min(_TOKENS, max_length(objective) // 2)
+    special, size = objective.vocabulary.special, min(_TOKENS, (objective.model.max_length or 2 * _TOKENS) // 2)
     texts = [text for row in rows if (text := row[~special[row]][: size - 2].tolist())]
     prompts = [objective.prompt_tokens(text) for text in texts]
     settings = Settings(max_new_tokens=size, temperature=0.8, top_p=0.95)

@@ -145,7 +145,7 @@ def windows(tokens: Sequence[int], begin: int, length: int, stride: int) -> Iter
 
 def window(loaded: PretrainedModel) -> int:
     """Return the tokens of the longest window of a text: those of its training, where they are known."""
-    return min(max_length(loaded.objective), loaded.length or max_length(loaded.objective))
+    return min(max_length(loaded), loaded.length or max_length(loaded))
 
 
 def score_texts(loaded: PretrainedModel, texts: Sequence[str], stride: int) -> list[Score]:
@@ -175,15 +175,14 @@ def score(loaded: PretrainedModel, pairs: Sequence[Pair]) -> list[Score]:
         UserError: The model can do neither, or the targets alone are too long for it.
     """
     objective, params = loaded.objective, jax.tree.map(jnp.asarray, loaded.params)
-    shards = num_row_shards(params)
+    shards, limit = num_row_shards(params), max_length(loaded)
     if objective.answer_kind == "masks":
-        return _score_masked(objective, params, pairs, shards)
+        return _score_masked(objective, params, pairs, shards, limit)
     if objective.answer_kind != "text":
         raise UserError(f"{type(objective).__name__} cannot score texts; use a causal, an encoder-decoder or a "
                         "masked model.")
-    fitted = [fit(objective, pair) for pair in pairs]
+    fitted = [fit(objective, pair, limit) for pair in pairs]
     found = [NO_SCORE] * len(pairs)
-    limit = max_length(objective)
     shapes = {
         i: (_padded(len(pair.context), CONTEXTS, limit), _padded(len(pair.targets), TARGETS, limit))
         for i, pair in enumerate(fitted) if pair.targets
@@ -200,9 +199,8 @@ def score(loaded: PretrainedModel, pairs: Sequence[Pair]) -> list[Score]:
     return found
 
 
-def fit(objective: Objective, pair: Pair) -> Pair:
-    """Truncate the context of a pair on the left so that the pair fits the model."""
-    room = max_length(objective)
+def fit(objective: Objective, pair: Pair, room: int) -> Pair:
+    """Truncate the context of a pair on the left so that the pair fits the model, which takes `room` tokens."""
     if len(pair.targets) > room:
         raise UserError(f"a continuation has {len(pair.targets)} tokens, but the model takes {room}; shorten it.")
     context = list(pair.context)
@@ -262,19 +260,20 @@ def score_logits(
     return chosen - jax.nn.logsumexp(logits, axis=1), jnp.argmax(logits, axis=1) == labels
 
 
-def _score_masked(objective: Objective, params: Params, pairs: Sequence[Pair], shards: int) -> list[Score]:
+def _score_masked(
+    objective: Objective, params: Params, pairs: Sequence[Pair], shards: int, limit: int
+) -> list[Score]:
     if not pairs:
         return []
     v = objective.vocabulary
     v.require("mask", "cls", "sep", "pad", purpose="scoring texts")
     texts = [[v.cls, *pair.context, *pair.targets, v.sep] for pair in pairs]
     longest = max(map(len, texts), default=0)
-    if longest > max_length(objective):
-        raise UserError(f"a text has {longest} tokens with special tokens, but the model takes "
-                        f"{max_length(objective)}; shorten it.")
+    if longest > limit:
+        raise UserError(f"a text has {longest} tokens with special tokens, but the model takes {limit}; shorten it.")
     scored = [(i, 1 + len(pair.context) + k) for i, pair in enumerate(pairs) for k in range(len(pair.targets))]
     values, likeliest = np.zeros(len(scored), np.float32), np.zeros(len(scored), bool)
-    shapes = {k: (_padded(len(texts[i]), CONTEXTS, max_length(objective)), 0) for k, (i, _) in enumerate(scored)}
+    shapes = {k: (_padded(len(texts[i]), CONTEXTS, limit), 0) for k, (i, _) in enumerate(scored)}
     for (length, _), batch, rows in _batches(shapes, shards):
         chosen = [scored[number] for number in batch]
         # Rows that fill up the batch need one token for a finite softmax.

@@ -116,7 +116,7 @@ def _generate_batch(loaded, prompts, settings, strings, on_text, skip_special, s
 
 def fit_prompts(loaded: PretrainedModel, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[list[int]]:
     """Truncate prompts on the left so that they fit the model with `new_tokens`; empty ones become the begin token."""
-    has_encoder, limit = loaded.objective.model.has_encoder, max_length(loaded.objective)
+    has_encoder, limit = loaded.objective.model.has_encoder, max_length(loaded)
     # An encoder appends the end token; a decoder never reads the last new token.
     room = limit - 1 if has_encoder else limit + 1 - new_tokens
     if room < 1:

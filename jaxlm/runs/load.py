@@ -13,8 +13,10 @@ import numpy as np
 
 from jaxlm import hub
 from jaxlm.config.experiment import Resolved
+from jaxlm.config.json import flatten
 from jaxlm.config.presets import load_config
 from jaxlm.errors import UserError
+from jaxlm.fields import Setting
 from jaxlm.huggingface.families import reader_of
 from jaxlm.huggingface.folder import import_folder
 from jaxlm.objectives.base import Constants, Objective
@@ -82,8 +84,10 @@ def load_run(path: str | os.PathLike[str], mesh: Sizes = None) -> PretrainedMode
         objective = objective.bind_unchecked(vocabulary, load=load_model)
     else:
         objective = objective.bind(vocabulary, experiment.data.length, load=load_model)
-    if len({type(experiment.phase_at(step).experiment.objective) for step in run.named_steps}) > 1:
-        raise UserError(f"{path} names steps of phases with different objectives; name those of one objective.")
+    named = [experiment.phase_at(step).experiment.objective for step in run.named_steps]
+    functions = [(type(each), flatten(each, Setting.decides_weights)) for each in named]
+    if any(function != functions[0] for function in functions):
+        raise UserError(f"{path} names steps of phases with different objectives or models; name those of one phase.")
     checkpoints = Checkpoints(folder / "checkpoints", read_only=True)
     try:
         t = experiment.train
@@ -115,7 +119,7 @@ def load_run(path: str | os.PathLike[str], mesh: Sizes = None) -> PretrainedMode
         objective = dataclasses.replace(objective, **unset)
     fresh = () if step else tuple(run.metadata.get("fresh", ()))
     settings = FolderSettings.from_json(run.metadata.get("settings", {}))
-    length = experiment.data.length if step else settings.length
+    length = experiment.longest_rows(step) if step else settings.length
     trained = objective.vector_settings(length)
     if settings.length and step and not trained and not objective.scores_rows:  # shorter rows do not unlearn long ones
         length = max(length, settings.length)

@@ -157,8 +157,8 @@ def schedule_remarks(run: RunFolder, experiment: Experiment) -> list[str]:
             )
     if last != length:
         remarks.append(
-            f"The last steps read rows of {last} tokens, but evaluation, export and samples have --data.length "
-            f"{length}; if that is not meant, change --train.phases or --train.steps"
+            f"The last steps read rows of {last} tokens, but evaluation and samples have --data.length {length}; "
+            "if that is not meant, change --train.phases or --train.steps"
         )
     if run.newest_step:
         phases = [each.phase_at(run.newest_step) for each in (run.experiment, experiment)]

@@ -186,9 +186,12 @@ class TextToText(Task):
 
     def encode(self, records: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[EncodedExample]:
         pairs = [self.texts(record) for record in records]
-        prompts, targets = (tokenizer.encode_arrays([pair[side] for pair in pairs]) for side in (0, 1))
+        asked = [source + self.separator * self.is_decoder for source, _ in [*pairs, ("a", "")]]
+        *prompts, whole, alone = tokenizer.encode_arrays([*asked, "a"])
+        targets = tokenizer.encode_arrays([target for _, target in pairs])
         end = np.array([self.vocabulary.eos], np.int32)
-        between = np.array(tokenizer.encode(self.separator), np.int32) if self.is_decoder else end
+        # As in running text: some vocabularies put another space before a text that stands alone.
+        between = whole[len(alone) :] if self.is_decoder else end
         begin = np.array(text_prefix(self), np.int32)
         room = length - len(begin) - len(between) - (self.max_target if self.is_decoder else 0)
         if room < 8:
@@ -198,7 +201,8 @@ class TextToText(Task):
             )
         examples = []
         for number, (prompt, target) in enumerate(zip(prompts, targets, strict=True)):
-            prompt = np.concatenate([begin, prompt[:room], between])
+            is_whole = self.is_decoder and len(prompt) <= room + len(between)
+            prompt = np.concatenate([begin, prompt] if is_whole else [begin, prompt[:room], between])
             target = np.concatenate([target[: self.max_target - 1], end])
             weights, rest = np.ones(len(target), np.float32), self.max_target - len(target)
             if self.is_decoder:

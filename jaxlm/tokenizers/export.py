@@ -15,10 +15,13 @@ from jaxlm.tokenizers.template import Template, parts, symbol_id
 from jaxlm.tokenizers.tokenizer import Tokenizer
 
 
-def export(tokenizer: Tokenizer, folder: str | os.PathLike[str], template: Template, max_length: int) -> None:
+def export(
+    tokenizer: Tokenizer, folder: str | os.PathLike[str], template: Template, max_length: int, begin: int = -1
+) -> None:
     """Write tokenizer.json, tokenizer_config.json and special_tokens_map.json into `folder`, over existing ones.
 
-    `AutoTokenizer.from_pretrained(folder)` then gives the ids of `tokenizer.encode`, with the template around them.
+    `AutoTokenizer.from_pretrained(folder)` then gives the ids of `tokenizer.encode`, with the template around them, and
+    `begin` as its begin token; by default that of the tokenizer.
 
     Raises:
         UserError: the tokenizer lacks a special token of the template, or the files would give other ids.
@@ -27,6 +30,7 @@ def export(tokenizer: Tokenizer, folder: str | os.PathLike[str], template: Templ
     vocabulary = tokenizer.vocabulary
     vocabulary.require(*template.needs, purpose="an export for this model")
     names = {role: tokenizer.piece(token_id) for role in ROLES if (token_id := getattr(vocabulary, role)) >= 0}
+    names |= {"bos": tokenizer.piece(begin)} if begin >= 0 else {}
     if template.symbols:  # the published GPT-1 has no padding token
         names.setdefault("pad", template.symbols[0])
     tokenizer_json = tokenizer.to_json()

@@ -11,13 +11,17 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from transformers import AutoTokenizer
 
 from jaxlm.errors import UserError
 from jaxlm.huggingface import ModelCard, export_folder, import_folder
 from jaxlm.inference.generate import generate
+from jaxlm.inference.score import text_begin
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.layers.stack import unstack
+from jaxlm.models.llama import Llama
 from jaxlm.objectives.causal_lm import CausalLM
+from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.tokenizers.export import export
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from tests.huggingface.support import decoder_difference, read_json
@@ -195,3 +199,22 @@ def test_the_begin_token_is_that_of_the_plain_stream(plain_stream, tmp_path, tok
     begin = tokenizer.vocabulary.eos if plain_stream else None
     assert (model.config.bos_token_id, model.generation_config.bos_token_id) == (begin, begin)
     assert import_folder(tmp_path / "out").objective.plain_stream == plain_stream
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_a_text_begins_in_an_export_as_in_its_run(family, tmp_path, tokenizer):
+    """In plain streams after the end of the previous text; the begin token of an import stays."""
+    tokenizer = tokenizer.with_roles({"bos": "<s>"})
+    objective, v = our_objective("a", tokenizer), tokenizer.vocabulary
+    if family == "llama":
+        sizes = dict(hidden_size=16, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=8, intermediate_size=24)
+        objective = CausalLM(model=Llama(vocab_size=v.size, max_positions=32, **sizes)).bind_unchecked(v)
+    objective = dataclasses.replace(objective, plain_stream=True)
+    params = random_params(objective)
+    for step, begin in ((0, v.bos), (5, v.eos)):
+        out = export_folder(tmp_path / str(step), objective, params, tokenizer, ModelCard(), step=step)
+        own, theirs = PretrainedModel(objective, params, tokenizer, step=step), AutoTokenizer.from_pretrained(out)
+        assert text_begin(own) == text_begin(import_folder(out)) == begin
+        for config in (transformers.AutoConfig, transformers.GenerationConfig):
+            assert config.from_pretrained(out).bos_token_id == theirs.bos_token_id == begin
+        assert theirs.eos_token_id == v.eos != v.bos and theirs("<s>").input_ids == tokenizer.encode_with_symbols("<s>")

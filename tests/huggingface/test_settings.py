@@ -28,6 +28,7 @@ from jaxlm.runs.resolve import resolve
 from jaxlm.tasks.classification import Classification
 from jaxlm.tasks.contrastive import Contrastive
 from jaxlm.tasks.rerank import Rerank
+from jaxlm.tasks.text_to_text import TextToText
 from jaxlm.types import FolderSettings, Vectors
 from tests.huggingface.support import read_json
 from tests.huggingface.test_tasks import MODELS, Bert, Gpt2
@@ -201,6 +202,23 @@ def test_end_tokens_and_settings_of_a_tokenizer(bpe, tmp_path):  # noqa: F811
     # After training also the token that ended its texts.
     assert FolderSettings(None, (new,)).after_training(None, 3).stop_ids == (new, 3)
     assert FolderSettings(None, ()).after_training(None, 3).stop_ids == ()
+
+
+def test_how_a_published_decoder_samples(bpe, tmp_path):  # noqa: F811
+    """Its exports and continuations sample as it does; a task's answers are those of its evaluation."""
+    folder, run, out = folder_of(CausalLM, Gpt2, bpe, tmp_path / "model"), str(tmp_path / "run"), tmp_path / "out"
+    plain = read_json(folder / "generation_config.json")
+    wanted = dict(do_sample=True, temperature=0.6, top_k=20, top_p=0.95, min_p=0.1, repetition_penalty=1.1)
+    change(folder / "generation_config.json", **wanted, num_beams=None, max_length=20)
+    assert main(["import", str(folder), run]) == main(["export", run, str(out)]) == 0
+    assert read_json(out / "generation_config.json") == plain | wanted
+    assert transformers.AutoModelForCausalLM.from_pretrained(out).generation_config.temperature == 0.6
+    loaded = load_model(run)
+    assert loaded.settings.sampling == load_model(folder).settings.sampling == tuple(wanted.items())
+    assert loaded.settings.after_training(None, 3).sampling == tuple(wanted.items())
+    task = TextToText(max_target=7).with_pretrained_model(loaded).bind(bpe.vocabulary, 37)
+    export_folder(tmp_path / "task", task, loaded.params, bpe, ModelCard(), sampling=loaded.settings.sampling)
+    assert not read_json(tmp_path / "task/generation_config.json").keys() & wanted.keys()
 
 
 def test_wrapped_weights_and_adapters(bpe, tmp_path, capsys):  # noqa: F811

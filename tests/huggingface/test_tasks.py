@@ -310,9 +310,46 @@ def test_text_to_text_is_exported_as_it_was_pretrained(model, tokenizer, tmp_pat
     imported, card = import_folder(out), (out / "README.md").read_text()
     end = " =>" * (type(imported.objective).__name__ == "CausalLM")
     assert f"| Prompt | mine sentence: {{text}}{end} |" in card and "| Answers | no, b |" in card
-    assert transformers.GenerationConfig.from_pretrained(out).max_new_tokens == 7
+    wanted = transformers.GenerationConfig.from_pretrained(out)
+    assert wanted.max_new_tokens == 7 and wanted.num_beams in (None, 1)
+    searched = dataclasses.replace(task, beams=4, length_penalty=0.6)  # test_beams.py: both mean the same there
+    out = export_folder(tmp_path / "beams", searched, params, tokenizer, ModelCard())
+    kind = transformers.AutoModelForCausalLM if end else transformers.AutoModelForSeq2SeqLM
+    wanted = kind.from_pretrained(out).generation_config
+    assert (wanted.max_new_tokens, wanted.num_beams, wanted.length_penalty) == (7, 4, 0.6)
     assert type(imported.objective).__name__ in ("SpanCorruption", "CausalLM")
     assert jax.tree.all(jax.tree.map(np.array_equal, imported.params, params))
+
+
+@pytest.mark.parametrize(("kind", "separator"), [("unigram", " =>"), ("byte-bpe", " =>"), ("byte-bpe", "s =>")])
+def test_a_decoder_learns_the_tokens_that_it_is_asked_with(kind, separator, tmp_path):
+    """Those of the whole prompt, in which a separator may share a token with the text; of a long one the beginning."""
+    texts = [" ".join(f"{a}{b}s the trees, {b}{a} => {a}" for a in "abcdefgh") + "." for b in "klmnopqrst"]
+    made = train_tokenizer(texts, tmp_path / "made", kind=kind, vocab_size=500)
+    task = TextToText(model=MODELS[Gpt2], max_target=7, separator=separator).bind(made.vocabulary, LENGTH)
+    out = export_folder(tmp_path / "out", task, random_params(task, 0), made, ModelCard())
+    theirs = transformers.AutoTokenizer.from_pretrained(out)
+    sources = ["the tree", "ka the tree" * LENGTH]
+    rows = [Record("", "", {"source": text, "targets": ["ab"]}, ()) for text in sources]
+    short, cut = (example.notes.tolist() for example in task.encode(rows, made, LENGTH))
+    assert short == theirs(sources[0] + separator).input_ids == made.encode_with_symbols(sources[0] + separator)
+    assert len(cut) == LENGTH - task.max_target and made.decode(cut).endswith(separator)
+    assert cut[:20] == made.encode(sources[1])[:20]
+
+
+@pytest.mark.parametrize("kind", ["unigram", "byte-bpe"])
+def test_the_card_of_tags_says_how_their_tokenizer_reads_words(kind, tmp_path):
+    texts = [" ".join(f"{a}{b}s the trees, {b}{a} => {a}" for a in "abcdefgh") + "." for b in "klmnopqrst"]
+    made = train_tokenizer(texts, tmp_path / "made", kind=kind, vocab_size=500)
+    task = Tagging(model=MODELS[Bert], labels=("A", "O")).bind(made.vocabulary, LENGTH)
+    out = export_folder(tmp_path / "out", task, random_params(task, 0), made, ModelCard())
+    card, theirs = (out / "README.md").read_text(), transformers.AutoTokenizer.from_pretrained(out)
+    words = texts[0].split()[:6]
+    row = Record("", "", {"words": words, "tags": None}, ())
+    ids = task.encode([row], made, LENGTH)[0].arrays["input_ids"].tolist()
+    assert "| Words | joined by single spaces; " in card and theirs(" ".join(words)).input_ids == ids
+    differs = theirs(words, is_split_into_words=True).input_ids != ids
+    assert differs == ("`is_split_into_words` gives other tokens" in card) == (kind == "byte-bpe")
 
 
 @pytest.mark.slow

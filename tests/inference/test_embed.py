@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from transformers import AutoTokenizer
 
 from jaxlm.cli import main
 from jaxlm.errors import UserError
-from jaxlm.huggingface import ModelCard, export_folder
+from jaxlm.huggingface import ModelCard, export_folder, import_folder
 from jaxlm.huggingface.sentence_transformers import read
 from jaxlm.inference.embed import embed
 from jaxlm.models.elmo import Elmo
@@ -52,6 +53,23 @@ def test_sentence_transformers_gives_our_vectors(model, pooling, bpe, tmp_path):
     assert np.abs(ours - theirs).max() < 1e-4
     # XLNet's symbol at the end is the last token.
     assert read(out) == (vectors._replace(pooling="last") if model is Xlnet else vectors)
+
+
+def test_relative_positions_keep_the_length_of_training(bpe, tmp_path):  # noqa: F811
+    from jaxlm.models.t5 import T5
+    from jaxlm.objectives.permutation_lm import PermutationLM
+    from jaxlm.objectives.span_corruption import SpanCorruption
+
+    t5 = T5(hidden_size=16, num_layers=1, num_heads=2, head_dim=8, intermediate_size=24)
+    for name, objective, wanted in (("t5", SpanCorruption(model=t5), 1024), ("bert", MaskedLM(model=MODELS[Bert]), 37),
+                                    ("xlnet", PermutationLM(model=MODELS[Xlnet]), 1024)):
+        model = objective.model.for_vocabulary(bpe.vocabulary)
+        objective = dataclasses.replace(objective, model=model).bind_unchecked(bpe.vocabulary)
+        params = random_params(objective, 0)
+        out = export_folder(tmp_path / name, objective, params, bpe, ModelCard(), vectors=Vectors("mean", 1024, False))
+        assert AutoTokenizer.from_pretrained(out).model_max_length == read(out).length == wanted
+        plain = export_folder(tmp_path / f"{name} text", objective, params, bpe, ModelCard(), max_length=1024)
+        assert AutoTokenizer.from_pretrained(plain).model_max_length == import_folder(plain).length == wanted
 
 
 @pytest.mark.slow

@@ -126,7 +126,9 @@ def test_long_prompts_are_truncated_on_the_left(gpt2, t5):
         found = fit_prompts(ours, [ids, ids[:9], []], 6)
         assert found == [ids[-room:], ids[:9], [getattr(ours.tokenizer.vocabulary, begin)]]
         read = prepare_prompts(ours.objective, found, 6)
-        assert len(read[0]) + 5 * (begin == "bos") == max_length(ours.objective)
+        assert len(read[0]) + 5 * (begin == "bos") == max_length(ours)
+    longer = [fit_prompts(dataclasses.replace(ours, length=600), [ids * 2], 6)[0] for _, ours in (gpt2, t5)]
+    assert list(map(len, longer)) == [35, 599]  # relative positions have no limit but that of training
     with pytest.raises(UserError, match="41 new tokens leave no room for a prompt: the model takes 40"):
         fit_prompts(gpt2[1], [ids], 41)
 

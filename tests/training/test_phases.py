@@ -161,6 +161,14 @@ def test_a_run_that_ends_with_other_rows_says_so(phases, steps, length):
     assert bool(told) == bool(length) and not any("read rows" in line for line in remarks if line not in told)
 
 
+def test_the_longest_rows_are_those_of_the_steps_that_were_done():
+    """They are the length of a loaded model, of its export and of the card, whatever the run has at its end."""
+    found = {phases: [phased(phases, 20).longest_rows(steps) for steps in (0, 1, 4, 5, 20)]
+             for phases in ("4x16, 8", "4, 8x16", "4, 8x128x2", "")}
+    assert found == {"4x16, 8": [16, 16, 16, 32, 32], "4, 8x16": [32] * 5, "4, 8x128x2": [32, 32, 32, 128, 128],
+                     "": [32] * 5}
+
+
 def test_the_clock_of_a_phase_is_that_of_its_remark():
     """The last phase decays over its last tenth: its end moves from step 100 to 200."""
     before, now = (phased("20x16, 80 optimizer.schedule=wsd", steps) for steps in (100, 200))
@@ -270,6 +278,7 @@ def test_a_phase_with_its_own_objective_is_the_run_of_that_objective(writer_firs
     first, last = load_run(f"{whole}@4"), load_run(whole)
     assert [type(model.objective).__name__ for model in (first, last)] == ["CausalLM", "MaskedLM"]
     assert [type(model.objective.model).__name__ for model in (first, last)] == ["Llama", "EuroBert"]
+    assert [model.length for model in (first, last)] == [16, 32]  # of the rows that it has read
     assert load_config(whole / "config.json").phases[0].experiment.objective.model.vocab_size == 512
 
 
@@ -280,6 +289,20 @@ def test_a_run_goes_on_across_the_border_between_objectives(writer_first, tmp_pa
         code = stopped_after(steps, ["pretrain", config, "--run-dir", str(tmp_path / "run")])
         assert code == (0 if steps == 8 else 143)
     assert metadata(tmp_path / "run", 8) == metadata(whole, 8) and metrics(tmp_path / "run") == metrics(whole)
+
+
+@pytest.mark.parametrize(("second", "is_refused"), [
+    ("objective.model.activation=relu", True), ("objective.model.dropout=0.3 objective.mask_rate=0.3", False),
+])
+def test_a_mean_is_of_one_function(finished, second, is_refused):
+    """Weights that were learnt with another activation are no weights of this one; dropout and rates leave it alone."""
+    file = finished / "config.json"
+    config = json.loads(file.read_text())
+    config["train"]["phases"] = f"4, 8 {second}"
+    file.write_text(json.dumps(config))
+    load_run(f"{finished}@8,12")
+    with pytest.raises(UserError, match="different objectives or models") if is_refused else contextlib.nullcontext():
+        load_run(f"{finished}@4,12")
 
 
 @pytest.mark.slow
