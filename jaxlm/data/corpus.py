@@ -79,10 +79,10 @@ def open_corpus(source: str, reader: Reader = _READER) -> Corpus:
             with reading(item):
                 files = _files(item)
             names_of = {path: real_path(path) for path in files}
-            new = [path for path in files if kind_of(path) and names_of[path] not in seen]
-            located = dict(zip(new, at_once(lambda path: _locate(path, names_of[path], reader), new), strict=True))
+            new = [each for each in names_of.items() if kind_of(each[0]) and each[1] not in seen]
+            located = dict(zip(new, at_once(lambda item: _locate(*item, reader), new), strict=True))
             for path, name in names_of.items():
-                size, quoting, own = located.get(path, (0, "", []))
+                size, quoting, own = located.get((path, name), (0, "", []))
                 if kind_of(path) is None:
                     reason = suffix_of(path) or "without a suffix"
                 elif name in seen:
