@@ -121,6 +121,20 @@ def make_optimizer(
     return optax.chain(partition, *depth) if depth else partition  # the depth is that of all layers, frozen ones too
 
 
+def with_state_of(optimizer: optax.GradientTransformation, own: Any, other: Any) -> optax.GradientTransformation:
+    """Return an optimizer that updates the state of another one, with the same arrays in another chain.
+
+    A chain without weight decay, say, lacks a link that stores nothing. `own` and `other` are the states' shapes.
+    """
+    own, other = jax.tree.structure(own), jax.tree.structure(other)
+
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        updates, state = optimizer.update(updates, own.unflatten(jax.tree.leaves(state)), params)
+        return updates, other.unflatten(jax.tree.leaves(state))
+
+    return optax.GradientTransformation(optimizer.init, update)
+
+
 def clip_by_global_norm(limit: float) -> optax.GradientTransformation:
     """Multiply all updates by limit / max(their joint norm, limit) (Pascanu et al. 2013, algorithm 1).
 

@@ -22,6 +22,7 @@ from jaxlm.config.presets import load_config, load_preset
 from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
 from jaxlm.fields import Setting
+from jaxlm.models.bert import Bert
 from jaxlm.models.llama import Llama
 from jaxlm.models.modernbert import ModernBert
 from jaxlm.objectives.causal_lm import CausalLM
@@ -32,7 +33,8 @@ from jaxlm.runs.load import load_model, load_run
 from jaxlm.runs.resolve import resolve
 from jaxlm.runs.resume import _check_configuration, _check_phases, schedule_remarks
 from jaxlm.runs.session import set_up, with_steps
-from jaxlm.training.optimizers import make_schedule
+from jaxlm.training.optimizers import make_optimizer, make_schedule
+from jaxlm.training.program import check_program, make_update
 from tests.training.support import (
     assert_same_arrays,
     metadata,
@@ -191,6 +193,36 @@ def test_a_phase_without_a_schedule_follows_that_of_the_run(fields, factor):
     )
     np.testing.assert_allclose(two, np.where(np.arange(12) < 6, one, factor * one), rtol=1e-6)
     assert one[6] > 0 == rates(phased("6, 6 optimizer.warmup_steps=2"))[6]
+
+
+@pytest.mark.parametrize(("field", "values"), [
+    ("weight_decay", (0.1, 0.0)), ("clip_norm", (0.5, 0.0)), ("layer_decay", (0.8, 1.0)),
+])
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_phase_begins_or_ends_decay_and_clipping(field, values, order):
+    """Its updates are those of an optimizer of its own, on the state of the run."""
+    first, second = values[::order]
+    model = Bert(vocab_size=64, hidden_size=8, num_layers=2, num_heads=2, intermediate_size=16, max_positions=32)
+    experiment = dataclasses.replace(
+        phased(f"6, 6 optimizer.{field}={second}"), objective=MaskedLM(model=model),
+        optimizer=OptimizerConfig(warmup_steps=0, **{field: first}),
+    )
+    mesh = make_mesh(MeshConfig(), jax.devices()[:1])
+    check_program(experiment, mesh)
+    last = experiment.phases[-1]
+    run = make_update(experiment.objective, experiment.train, experiment.optimizer, mesh)
+    phase = make_update(experiment.objective, experiment.train, last.experiment.optimizer, mesh, last, run.shapes)
+    params = experiment.objective.init(jax.random.key(0))
+    found, state = phase.optimizer.update(params, run.new_state(params).opt_state, params)
+    alone = make_optimizer(last.experiment.optimizer, 12, model.input_params)
+    assert_same_arrays(found, alone.update(params, alone.init(params), params)[0])
+    assert jax.tree.structure(state) == jax.tree.structure(run.shapes.opt_state)
+
+
+@pytest.mark.parametrize("fields", ["name=lion", "name=adagrad", "average=0.9", "freeze=('embeddings',)"])
+def test_a_phase_that_stores_other_arrays_is_refused(fields):
+    with pytest.raises(UserError, match=r"phase 2 of train.phases: .* would change the parameters, what the optimizer"):
+        check_program(phased(f"6, 6 optimizer.{fields}"), make_mesh(MeshConfig(), jax.devices()[:1]))
 
 
 @pytest.mark.parametrize(("size", "warmup", "peak", "stable", "later", "decay"), [
