@@ -334,7 +334,8 @@ class Experiment:
             check_type(fields[name]._replace(value=value))
             own = with_value(own, name, value)
         has_schedule = any(name.startswith(_OF_SCHEDULE) for name in changes)
-        if has_schedule and own.optimizer.warmup_share and "optimizer.warmup_steps" not in changes:
+        has_share = own.optimizer.warmup_share or "optimizer.warmup_share" in changes
+        if has_schedule and has_share and "optimizer.warmup_steps" not in changes:
             own = with_value(own, "optimizer.warmup_steps", None)  # a share of the phase's own steps
         own.data.validate()
         self.data.phase_shares(own.data)

@@ -195,6 +195,16 @@ def test_a_phase_without_a_schedule_follows_that_of_the_run(fields, factor):
     assert one[6] > 0 == rates(phased("6, 6 optimizer.warmup_steps=2"))[6]
 
 
+def test_a_phase_has_no_warmup_with_a_share_of_zero():
+    """Neither before nor after the share of the run has become a number."""
+    share = OptimizerConfig(warmup_steps=None, warmup_share=0.5)
+    experiment = dataclasses.replace(
+        phased("6, 6 optimizer.schedule=linear optimizer.warmup_share=0", None), optimizer=share
+    )
+    for each in (experiment, with_steps(experiment)):
+        assert rates(each)[6] == share.learning_rate > rates(with_steps(experiment))[1]
+
+
 @pytest.mark.parametrize(("field", "values"), [
     ("weight_decay", (0.1, 0.0)), ("clip_norm", (0.5, 0.0)), ("layer_decay", (0.8, 1.0)),
 ])
