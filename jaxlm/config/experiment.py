@@ -31,7 +31,7 @@ class OptimizerConfig:
     """Peak learning rate."""
     warmup_steps: int | None = field(10_000, range="[0, inf)")
     """Linear warm-up steps from 0 to the peak learning rate; None: `warmup_share` of the steps."""
-    warmup_share: float = field(0.0, resumable=True, range="[0, inf)")
+    warmup_share: float = field(0.0, range="[0, inf)")
     """Share of the steps that are warm-up, where `warmup_steps` is None."""
     layer_decay: float = field(1.0, range="[0, inf)")
     """Factor on the learning rate from each layer to the one below it; the head has the full rate (ELECTRA, XLNet)."""

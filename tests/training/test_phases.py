@@ -148,8 +148,7 @@ def test_a_mixture_with_phases_may_move(first, is_refused):
                             data=TextData(f"{folder}/a.txt@1,{folder}/b.txt@2", length=32))
         for folder, steps in (("/old", 4), ("/new", first))
     )
-    run = SimpleNamespace(path="run", age="", has_begun=True, newest_step=6, experiment=before,
-                          metadata={"configuration": flatten(before, Setting.decides_result)})
+    run = begun(before, 6)
     with pytest.raises(UserError, match="changes a phase that has begun") if is_refused else contextlib.nullcontext():
         _check_configuration(run, now)
 
@@ -203,6 +202,39 @@ def test_a_phase_has_no_warmup_with_a_share_of_zero():
     )
     for each in (experiment, with_steps(experiment)):
         assert rates(each)[6] == share.learning_rate > rates(with_steps(experiment))[1]
+
+
+def shared_warmup(steps: int, phases: str = "1000, 1000 optimizer.schedule=cosine", share: float = 0.1) -> Experiment:
+    optimizer = OptimizerConfig(warmup_steps=None, warmup_share=share)
+    return dataclasses.replace(phased(phases, steps), optimizer=optimizer)
+
+
+def begun(experiment: Experiment, done: int) -> SimpleNamespace:
+    return SimpleNamespace(path="run", age="", has_begun=True, newest_step=done, experiment=experiment,
+                           metadata={"configuration": flatten(experiment, Setting.decides_result)})
+
+
+@pytest.mark.parametrize(("done", "warmup"), [(900, 500), (1_000, 500), (1_150, 100)])
+def test_a_phase_that_has_begun_keeps_its_warmup(done, warmup):
+    """At the second start its share is of 5,000 steps in place of 1,000, and at the third one of 7,000."""
+    run = begun(with_steps(shared_warmup(2_000)), done)
+    for steps in (6_000, 8_000):
+        resumed = shared_warmup(steps)
+        _check_configuration(run, resumed)
+        resumed = with_steps(resumed, run=run)
+        assert resumed.phases[1].experiment.optimizer.with_warmup(steps - 1_000).warmup_steps == warmup
+        run = begun(resumed, 1_150)
+    with pytest.raises(UserError, match="changes a phase that has begun"):
+        _check_configuration(run, shared_warmup(8_000, "1000, 1000 optimizer.schedule=cosine optimizer.warmup_steps=7"))
+
+
+def test_a_run_that_has_begun_keeps_its_share_of_warmup():
+    """Older runs have none in their metadata."""
+    run = begun(with_steps(shared_warmup(2_000)), 1_150)
+    with pytest.raises(UserError, match=r"optimizer.warmup_share: 0.1 -> 0.5"):
+        _check_configuration(run, shared_warmup(2_000, share=0.5))
+    del run.metadata["configuration"]["optimizer.warmup_share"]
+    _check_configuration(run, shared_warmup(2_000))
 
 
 @pytest.mark.parametrize(("field", "values"), [
