@@ -129,8 +129,9 @@ def _as_phase(run: RunFolder, experiment: Experiment, changed: list[str]) -> str
     with contextlib.suppress(UserError):
         phase = PhaseConfig(steps - done, fields={setting.name: setting.value for setting in fields})
         phases = parse_phases(text := f"{done}, {phase}")
-        with_value(run.experiment, "train.phases", phases).validate()
-        if phases[1] == phase:
+        now = with_value(run.experiment, "train.phases", phases)
+        now.validate()
+        if phases[1] == phase and not now.phases[1].has_schedule:  # it would begin with a warm-up
             folder = shlex.quote(str(run.path))
             command = f"jaxlm {experiment.command} {folder} --train.steps {steps} --train.phases '{text}'"
             return f", or change them from here on with `{command}` and your other flags"

@@ -175,7 +175,8 @@ def test_fields_of_phases_may_change_from_here_on(finished, preset, capsys):
     said = refused(capsys, *arguments, "--optimizer.learning-rate", "5e-3", "--optimizer.weight-decay", "0")
     command = f"jaxlm pretrain {finished} --train.steps 14 --train.phases '12, 2 optimizer.learning_rate=0.005 "
     assert f"or change them from here on with `{command}optimizer.weight_decay=0.0'`" in said
-    for flags in (("--train.seed", "1"), ("--optimizer.name", "lion"), ("--objective.model.num-layers", "2")):
+    for flags in (("--train.seed", "1"), ("--optimizer.name", "lion"), ("--objective.model.num-layers", "2"),
+                  ("--optimizer.final-share", "0.1")):
         assert "from here on" not in refused(capsys, *arguments, *flags)
     assert main(shlex.split(said.split("`")[1])[1:]) == 0
     assert "resumed at step 12" in capsys.readouterr().out
