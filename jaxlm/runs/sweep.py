@@ -18,6 +18,7 @@ from jaxlm.paths import any_path
 from jaxlm.runs.finetune import finetune
 from jaxlm.runs.resolve import open_evaluation
 from jaxlm.tasks.evaluate import Result, evaluate
+from jaxlm.training.loop import NotFinite
 from jaxlm.types import Report
 
 
@@ -59,10 +60,19 @@ def fine_tune_all(
         remark: A remark about these rows.
         finished: Called with the folder of every finished run, on process 0.
         report: Receives lines about the choice.
+
+    A value whose loss diverges is left out.
     """
-    results = {value: _mean_of([
-        _train(training, resamples if len(group) == 1 else 0, finished) for training in group
-    ]) for value, group in groups.items()}
+    results = {}
+    for value, group in groups.items():
+        try:
+            found = [_train(training, resamples if len(group) == 1 else 0, finished) for training in group]
+        except NotFinite as error:
+            if not results and value == [*groups][-1]:
+                raise
+            report(f"--{field} {value} is left out: {error}")
+        else:
+            results[value] = _mean_of(found)
     any_run = next(iter(groups.values()))[0]
     best = _best_of(results, any_run.resolved.experiment.train.best_by) if field else next(iter(groups))
     result, folder = results[best], str(groups[best][0].folder)

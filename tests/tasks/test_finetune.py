@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from jaxlm.cli import main
+from jaxlm.config.experiment import Experiment, Resolved
 from jaxlm.data.labelled import LabelledSource, Record
 from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
@@ -20,12 +22,14 @@ from jaxlm.inference.generate import Settings, continuations
 from jaxlm.knowledge.triples import TripleData
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.runs import resolve as resolution
+from jaxlm.runs import sweep
 from jaxlm.runs.load import load_model, load_run
 from jaxlm.runs.resolve import folder_experiment, resolve
 from jaxlm.runs.session import set_up
 from jaxlm.tasks.classification import Classification, TextRows
 from jaxlm.tasks.text_to_text import TextToText
 from jaxlm.training.checkpoints import Checkpoints
+from jaxlm.training.loop import NotFinite
 from tests.params import random_params
 from tests.tasks.support import sentences
 from tests.training.support import metadata, metrics, saved_steps
@@ -230,11 +234,11 @@ def test_runs_share_rows_and_are_evaluated_from_memory(models, rows, tmp_path, c
         patch.setattr("jaxlm.runs.finetune.load_run", fail)
         assert finetune("classify", rows["classify"], models("bert"), tmp_path / "runs", *flags) == 0
     assert encoded == [36, 4]
-    sweep, found = result(capsys)["sweep"], []
+    figures, found = result(capsys)["sweep"], []
     for seed in (0, 1):
         assert main(["evaluate", str(tmp_path / "runs" / "learning-rate_1e-2" / f"seed_{seed}"), "--json"]) == 0
         found.append(result(capsys)["metrics"]["accuracy"])
-    assert sweep["1e-2"]["accuracy"] == np.mean(found)
+    assert figures["1e-2"]["accuracy"] == np.mean(found)
     # Rows of another length are encoded again.
     encoded.clear()
     flags = ["--sweep", "data.length=16,24"]
@@ -270,8 +274,8 @@ def test_the_best_of_a_sweep_is_evaluated_on_other_rows(models, rows, tmp_path, 
     assert main(["evaluate", found["run"], "--against", other, "--data.source", str(rows["classify"]), "--json"]) == 0
     compared = result(capsys)
     assert compared["intervals"]["accuracy"][0] > 0 and compared["against"] == found["sweep"]["1e-8"]
-    for sweep in ("optimizer.learning-rate", "learning-rate=1,1"):
-        assert finetune("classify", rows["classify"], models("bert"), tmp_path / "no", "--sweep", sweep) == 2
+    for wrong in ("optimizer.learning-rate", "learning-rate=1,1"):
+        assert finetune("classify", rows["classify"], models("bert"), tmp_path / "no", "--sweep", wrong) == 2
         assert "is not FIELD=V1,V2" in capsys.readouterr().err
 
 
@@ -333,6 +337,23 @@ def test_what_a_sweep_and_a_test_need_is_checked_before_training(models, rows, t
     assert finetune("classify", rows["classify"], models("bert"), tmp_path / "run", "--test", same) == 2
     assert f"--test is the file of --data.source, {same}, which is trained on" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("is_any_left", [True, False])
+def test_a_sweep_goes_on_without_a_value_that_diverges(is_any_left, monkeypatch):
+    def train(training, *_):
+        if training.folder == "b" and is_any_left:
+            return {"metrics": {"accuracy": 0.5}}
+        raise NotFinite("the loss of step 3 is not finite.")
+
+    monkeypatch.setattr(sweep, "_train", train)
+    resolved = Resolved(Experiment(Classification()))
+    groups, said = {value: [sweep.Training(resolved, value, None)] for value in "abc"}, []
+    with contextlib.nullcontext() if is_any_left else pytest.raises(NotFinite):
+        found = sweep.fine_tune_all(groups, "data.length", 0, None, "", print, said.append)
+        assert found["chosen"] == {"data.length": "b"} and [*found["sweep"]] == ["b"]
+    left_out = [f"--data.length {value} is left out: the loss of step 3 is not finite." for value in "abc"]
+    assert said[:2] == ([left_out[0], left_out[2]] if is_any_left else left_out[:2])
 
 
 @pytest.mark.slow
