@@ -84,6 +84,8 @@ def resolve(
     if experiment.train.decay_steps and (pretrained is not None or not is_run):
         experiment = _with_decay(experiment, pretrained)
     experiment.validate()
+    if experiment.train.phases == old.phases and not is_run:
+        _remark_on_phases(unchanged, experiment)
     return Resolved(experiment, pretrained)
 
 
@@ -222,6 +224,16 @@ def _require_one_duration(unchanged: Experiment, experiment: Experiment, is_run:
                 f"{part}.{share} {getattr(new, share)} and {part}.{number} {getattr(new, number)} are both given; "
                 f"{advice}."
             )
+
+
+def _remark_on_phases(unchanged: Experiment, experiment: Experiment) -> None:
+    """Tell of each flag whose field some of a preset's phases set themselves."""
+    phases = {str(number): phase.changes for number, phase in enumerate(experiment.train.phases, 1)}
+    for _, new in _changes(unchanged, experiment):
+        own = {number: fields[new.name] for number, fields in phases.items() if new.name in fields}
+        if own := {number: str(value) for number, value in own.items() if value != new.value}:
+            log(f"{_flag(new)} {new.value} leaves phase {', '.join(own)} of train.phases at "
+                f"{', '.join(dict.fromkeys(own.values()))}; to change that too, give --train.phases.")
 
 
 def _require_same_weights(unchanged: Experiment, experiment: Experiment, path: str, begun: Model | None = None) -> None:

@@ -106,6 +106,18 @@ def test_the_phases_of_a_preset_do_not_change_what_pretrained_weights_need():
         resolve("modernbert_base", ["--train.phases", phases, "--train.steps", "200"], pretrained=pretrained)
 
 
+@pytest.mark.parametrize(("flags", "said"), [
+    (["--objective.mask-rate", "0.3"], "--objective.mask-rate 0.3 leaves phase 1, 2 of train.phases at 0.5; to change"),
+    (["--data.length", "64"], "--data.length 64 leaves phase 1 of train.phases at 16; to change that too, give"),
+    (["--objective.mask-rate", "0.3", "--train.phases", "900"], ""), (["--train.seed", "1"], ""),
+    (["--objective.mask-rate", "0.5"], ""),  # as in the phases
+])
+def test_a_flag_that_a_phase_of_the_preset_overrides_is_told(flags, said, capsys):
+    resolve("eurobert_tiny", flags)
+    told = capsys.readouterr().err
+    assert said in told and bool(said) == bool(told)
+
+
 def test_flags_extend_the_context_of_a_pretrained_model():
     """No parameter depends on the number of positions or on their rotation; without a flag they stay."""
     pretrained = PretrainedModel(CausalLM(model=Llama(max_positions=96, rope_theta=5e5)), {}, path="there")
