@@ -14,6 +14,7 @@ import jax
 
 from jaxlm.config.experiment import Experiment, Resolved, TrainConfig
 from jaxlm.config.flags import override
+from jaxlm.config.json import differences, flatten
 from jaxlm.config.presets import load_preset
 from jaxlm.errors import UserError
 from jaxlm.fields import Setting, check_types, settings, with_value
@@ -105,6 +106,12 @@ def _with_decay(experiment: Experiment, pretrained: PretrainedModel | None) -> E
         old, new = getattr(theirs, field.name), getattr(optimizer, field.name)
         if old != new and not field.name.startswith(free):
             raise UserError(f"{pretrained.path} was trained with optimizer.{field.name} {old}; its decay needs it too.")
+    if changed := differences(*(
+        flatten(each, lambda s: s.decides_result() and not s.name.startswith(("optimizer", "train.decay_steps")))
+        for each in (run.experiment, experiment)
+    )):
+        log(f"the decay goes on from {pretrained.path} with other values ({'; '.join(changed)}); if that is not meant, "
+            "give the flags of that run.")
     rate = float(make_schedule(theirs, run.experiment.train.steps)(step))
     if not math.isclose(rate, theirs.learning_rate, rel_tol=1e-3):
         raise UserError(
