@@ -122,9 +122,13 @@ def _best_of(results: Mapping[str, Result], best_by: str) -> str:
 
 
 def test_remark(path: str, resolved: Resolved) -> str:
-    """Return a remark about rows of --test that are trained on; raise UserError for a file that cannot be meant."""
+    """Return a remark about rows of --test that have another use; raise UserError for a file that cannot be meant."""
     if not path.startswith(("tfds:", "hf:")) and not any_path(path).exists():
         raise UserError(f"--test {path} does not exist; name a file of rows.")
     data = dataclasses.replace(resolved.experiment.data, skip_bad_rows=True)
-    refuse_same_file("--test", path, data.source)
-    return shared_rows(path, good_rows(resolved.experiment.data, path)[0], data.source, good_rows(data, data.source)[0])
+    rows, remarks = good_rows(resolved.experiment.data, path)[0], []
+    for field, use in (("source", "is trained on"), ("dev", "is for choices")):
+        other = getattr(data, field)
+        refuse_same_file("--test", path, other, f"--data.{field}", use)
+        remarks.append(shared_rows(path, rows, other, good_rows(data, other)[0], use))
+    return "; ".join(filter(None, remarks))

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import re
+import shutil
 from pathlib import Path
 
 import jax
@@ -258,7 +259,8 @@ def test_the_best_of_a_sweep_is_evaluated_on_other_rows(models, rows, tmp_path, 
     loaded = []
     monkeypatch.setattr(resolution, "load_model", lambda path, *place: loaded.append(path) or load_model(path, *place))
     flags = ["--sweep", "optimizer.learning-rate=1e-8,3e-3", "--train.steps", "120", "--train.batch-size", "16",
-             "--data.dev", str(rows["same"]), "--test", str(rows["same"]), "--bootstrap", "50"]
+             "--data.dev", str(rows["same"]), "--bootstrap", "50"]
+    flags += ["--test", str(shutil.copy(rows["same"], tmp_path / "test.tsv"))]
     assert finetune("classify", rows["classify"], models("bert"), tmp_path / "sweep", *flags) == 0
     found = result(capsys)
     assert loaded.count(models("bert")) == 1
@@ -336,7 +338,20 @@ def test_what_a_sweep_and_a_test_need_is_checked_before_training(models, rows, t
     same = str(rows["classify"])
     assert finetune("classify", rows["classify"], models("bert"), tmp_path / "run", "--test", same) == 2
     assert f"--test is the file of --data.source, {same}, which is trained on" in capsys.readouterr().err
+    flags = ["--data.dev", str(rows["same"]), "--test", str(rows["same"])]
+    assert finetune("classify", rows["classify"], models("bert"), tmp_path / "run", *flags) == 2
+    assert f"--test is the file of --data.dev, {rows['same']}, which is for choices; give" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_rows_of_a_test_with_another_use_are_told(tmp_path):
+    for name, texts in (("train", "abc"), ("dev", "cde"), ("test", "bcd")):
+        (tmp_path / f"{name}.tsv").write_text("text\tlabel\n" + "".join(f"{text}\tx\n" for text in texts))
+    train, dev, test = (str(tmp_path / f"{name}.tsv") for name in ("train", "dev", "test"))
+    told = [f"2 of 3 rows of {test} are also in {train}, which is trained on",
+            f"2 of 3 rows of {test} are also in {dev}, which is for choices"]
+    for data, expected in ((TextRows(source=train, dev=dev), told), (TextRows(source=train), told[:1])):
+        assert sweep.test_remark(test, Resolved(Experiment(Classification(), data))) == "; ".join(expected)
 
 
 @pytest.mark.parametrize("is_any_left", [True, False])
