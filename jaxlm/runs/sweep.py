@@ -74,14 +74,16 @@ def fine_tune_all(
         else:
             results[value] = _mean_of(found)
     any_run = next(iter(groups.values()))[0]
-    best = _best_of(results, any_run.resolved.experiment.train.best_by) if field else next(iter(groups))
+    best_by = any_run.resolved.experiment.train.best_by
+    best, metric = _best_of(results, best_by) if field else (next(iter(groups)), "")
     result, folder = results[best], str(groups[best][0].folder)
     if field:
         result |= {"chosen": {field: best}, "run": folder}
         result["sweep"] = {value: found["metrics"] for value, found in results.items()}
         for value, metrics in result["sweep"].items():
             report(f"--{field} {value}: {'  '.join(f'{name} {figure:.4f}' for name, figure in metrics.items())}")
-        report(f"Chosen: --{field} {best}, {folder}")
+        note = f" (--train.best-by {best_by} is no metric of the task)" if best_by not in ("", metric) else ""
+        report(f"Chosen by {metric}{note}: --{field} {best}, {folder}")
     if test:
         if remark:
             report(remark)
@@ -112,13 +114,13 @@ def _mean_of(results: Sequence[Result]) -> Result:
     }
 
 
-def _best_of(results: Mapping[str, Result], best_by: str) -> str:
-    """Return the value with the highest metric `best_by`, or first metric if `best_by` is none of the metrics."""
+def _best_of(results: Mapping[str, Result], best_by: str) -> tuple[str, str]:
+    """Return the value with the highest metric `best_by`, or first metric if `best_by` is none, and that metric."""
     names = list(next(iter(results.values()))["metrics"])
     metric = best_by if best_by in names else next(iter(names), None)
     if metric is None:
         raise UserError("--sweep chooses by the held-out rows, and there are none; give --data.dev FILE.")
-    return max(results, key=lambda value: results[value]["metrics"][metric])
+    return max(results, key=lambda value: results[value]["metrics"][metric]), metric
 
 
 def test_remark(path: str, resolved: Resolved) -> str:

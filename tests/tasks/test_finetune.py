@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from jaxlm.cli import main
-from jaxlm.config.experiment import Experiment, Resolved
+from jaxlm.config.experiment import Experiment, Resolved, TrainConfig
 from jaxlm.data.labelled import LabelledSource, Record
 from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
@@ -352,6 +352,19 @@ def test_rows_of_a_test_with_another_use_are_told(tmp_path):
             f"2 of 3 rows of {test} are also in {dev}, which is for choices"]
     for data, expected in ((TextRows(source=train, dev=dev), told), (TextRows(source=train), told[:1])):
         assert sweep.test_remark(test, Resolved(Experiment(Classification(), data))) == "; ".join(expected)
+
+
+@pytest.mark.parametrize(("best_by", "said"), [
+    ("", "accuracy"), ("f1", "f1"), ("task_loss", "accuracy (--train.best-by task_loss is no metric of the task)"),
+])
+def test_a_sweep_names_the_metric_of_its_choice(best_by, said, monkeypatch):
+    figures = {"a": {"accuracy": 0.5, "f1": 0.2}, "b": {"accuracy": 0.4, "f1": 0.3}}
+    monkeypatch.setattr(sweep, "_train", lambda training, *_: {"metrics": figures[training.folder]})
+    resolved, lines = Resolved(Experiment(Classification(), train=TrainConfig(best_by=best_by))), []
+    groups = {value: [sweep.Training(resolved, value, None)] for value in figures}
+    sweep.fine_tune_all(groups, "data.length", 0, None, "", print, lines.append)
+    chosen = "b" if best_by == "f1" else "a"
+    assert lines[-1] == f"Chosen by {said}: --data.length {chosen}, {chosen}"
 
 
 @pytest.mark.parametrize("is_any_left", [True, False])
