@@ -24,7 +24,7 @@ class OptimizerConfig:
     """Optimizer and learning-rate schedule."""
 
     name: Literal["adamw", "stable-adamw", "lion", "muon", "lamb", "adafactor", "adagrad"] = "adamw"
-    """adamw (decoupled weight decay), stable-adamw (with update clipping, in place of `clip_norm`; ModernBERT), lion
+    """adamw (decoupled weight decay), stable-adamw (with update clipping; set clip_norm to 0 with it; ModernBERT), lion
     (sign of the momentum), muon (orthogonalized momentum for the kernels of layers, adamw for the others), lamb (for
     very large batches), adafactor (factored second moments, as in T5), adagrad (ELMo, word2vec)."""
     learning_rate: float = field(1e-4, range="(0, inf)")
@@ -53,7 +53,8 @@ class OptimizerConfig:
     bias_correction: bool = True
     """Adam's bias correction (adamw, stable-adamw, lamb). BERT and ELECTRA were trained without."""
     weight_decay: float = field(0.01, range="[0, inf)")
-    """Decoupled weight decay of kernels and embeddings; biases and norm scales have none (XLNet: see `DECAYED`)."""
+    """Decoupled weight decay of kernels and embeddings (not adafactor, adagrad); biases and norm scales have none.
+    XLNet: see `DECAYED`."""
     clip_norm: float = field(1.0, range="[0, inf)")
     """Global gradient norm to clip to; 0 turns clipping off."""
     average: float = field(0.0, range="[0, 1)")
