@@ -194,7 +194,7 @@ def _read_rows(data: LabelledData, tokenizer: Tokenizer, changed: tuple[int, ...
     records = {"train": train, "held_out": held_out}
     num_bad = {"train": bad_train, "held_out": bad_held_out}
     remarks = [quoting_remark(path) for path in (data.source, data.dev) if path]
-    remarks += [shared_rows(data.dev, held_out, data.source, train)] if data.dev else []
+    remarks += [shared_rows(data.dev, held_out, data.source, train, "is trained on")] if data.dev else []
     return LabelledSource(tokenizer, records, data.buckets, holdout_description, num_bad, remarks)
 
 
@@ -204,9 +204,7 @@ def refuse_same_file(flag: str, path: str, source: str, of: str = "--data.source
         raise UserError(f"{flag} is the file of {of}, {source}, which {use}; give other rows.")
 
 
-def shared_rows(
-    path: str, rows: Sequence[Record], source: str, others: Sequence[Record], use: str = "is trained on"
-) -> str:
+def shared_rows(path: str, rows: Sequence[Record], source: str, others: Sequence[Record], use: str) -> str:
     """Return a remark about rows that another file has, too, whatever their answers; "" if there are none."""
     keys = [[json.dumps([value for name, value in row.values.items() if name not in ANSWERS + NO_TEXTS])
              for row in each] for each in (rows, others)]

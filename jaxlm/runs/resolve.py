@@ -110,8 +110,7 @@ def _with_decay(experiment: Experiment, pretrained: PretrainedModel | None) -> E
         flatten(each, lambda s: s.decides_result() and not s.name.startswith(("optimizer", "train.decay_steps")))
         for each in (run.experiment, experiment)
     )):
-        log(f"the decay goes on from {pretrained.path} with other values ({'; '.join(changed)}); if that is not meant, "
-            "give the flags of that run.")
+        log(f"the decay of {pretrained.path} changes {'; '.join(changed)}; give that run's flags if that is not meant.")
     rate = float(make_schedule(theirs, run.experiment.train.steps)(step))
     if not math.isclose(rate, theirs.learning_rate, rel_tol=1e-3):
         raise UserError(
@@ -237,8 +236,7 @@ def _remark_on_phases(unchanged: Experiment, experiment: Experiment) -> None:
     """Tell of each flag whose field some of a preset's phases set themselves."""
     phases = {str(number): phase.changes for number, phase in enumerate(experiment.train.phases, 1)}
     for _, new in _changes(unchanged, experiment):
-        own = {number: fields[new.name] for number, fields in phases.items() if new.name in fields}
-        if own := {number: str(value) for number, value in own.items() if value != new.value}:
+        if own := {n: str(f[new.name]) for n, f in phases.items() if f.get(new.name, new.value) != new.value}:
             log(f"{_flag(new)} {new.value} leaves phase {', '.join(own)} of train.phases at "
                 f"{', '.join(dict.fromkeys(own.values()))}; to change that too, give --train.phases.")
 

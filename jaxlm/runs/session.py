@@ -211,11 +211,10 @@ def with_steps(experiment: Experiment, num_examples: int = 0, run: RunFolder = N
 def with_begun_warmups(experiment: Experiment, run: RunFolder) -> Experiment:
     """Return the configuration whose phases that have begun keep the warm-up steps that their share was in `run`."""
     phases = list(experiment.train.phases)
-    for index, phase in enumerate(experiment.phases[: len(phases)]):
+    for index, (each, phase) in enumerate(zip(phases, experiment.phases, strict=False)):
         is_share = phase.has_schedule and phase.experiment.optimizer.warmup_steps is None
         if is_share and phase.after < max(run.newest_step, 1):
             own = run.experiment.phase_at(phase.after + 1)
-            optimizer = own.experiment.optimizer.with_warmup(own.schedule_span()[1])
-            fields = dict(phases[index].fields) | {"optimizer.warmup_steps": optimizer.warmup_steps}
-            phases[index] = dataclasses.replace(phases[index], fields=fields)
+            warmup = own.experiment.optimizer.with_warmup(own.schedule_span()[1]).warmup_steps
+            phases[index] = with_value(each, "fields", (*each.fields, ("optimizer.warmup_steps", warmup)))
     return with_value(experiment, "train.phases", tuple(phases))

@@ -59,22 +59,17 @@ def fine_tune_all(
         test: File of rows on which the first run of the best group is then evaluated.
         remark: A remark about these rows.
         finished: Called with the folder of every finished run, on process 0.
-        report: Receives lines about the choice.
-
-    A value whose loss diverges is left out.
+        report: Receives lines about the choice, and about values left out because their loss diverges.
     """
     results = {}
     for value, group in groups.items():
         try:
-            found = [_train(training, resamples if len(group) == 1 else 0, finished) for training in group]
+            results[value] = _mean_of([_train(each, resamples * (len(group) == 1), finished) for each in group])
         except NotFinite as error:
             if not results and value == [*groups][-1]:
                 raise
             report(f"--{field} {value} is left out: {error}")
-        else:
-            results[value] = _mean_of(found)
-    any_run = next(iter(groups.values()))[0]
-    best_by = any_run.resolved.experiment.train.best_by
+    best_by = next(iter(groups.values()))[0].resolved.experiment.train.best_by
     best, metric = _best_of(results, best_by) if field else (next(iter(groups)), "")
     result, folder = results[best], str(groups[best][0].folder)
     if field:
@@ -129,8 +124,7 @@ def test_remark(path: str, resolved: Resolved) -> str:
         raise UserError(f"--test {path} does not exist; name a file of rows.")
     data = dataclasses.replace(resolved.experiment.data, skip_bad_rows=True)
     rows, remarks = good_rows(resolved.experiment.data, path)[0], []
-    for field, use in (("source", "is trained on"), ("dev", "is for choices")):
-        other = getattr(data, field)
-        refuse_same_file("--test", path, other, f"--data.{field}", use)
+    for flag, other, use in (("source", data.source, "is trained on"), ("dev", data.dev, "is for choices")):
+        refuse_same_file("--test", path, other, f"--data.{flag}", use)
         remarks.append(shared_rows(path, rows, other, good_rows(data, other)[0], use))
     return "; ".join(filter(None, remarks))

@@ -122,11 +122,8 @@ def make_optimizer(
 
 
 def with_state_of(optimizer: optax.GradientTransformation, own: Any, other: Any) -> optax.GradientTransformation:
-    """Return an optimizer that updates the state of another one, with the same arrays in another chain.
-
-    A chain without weight decay, say, lacks a link that stores nothing. `own` and `other` are the states' shapes.
-    """
-    own, other = jax.tree.structure(own), jax.tree.structure(other)
+    """Return an optimizer on the state of another one: the same arrays, in a chain with other links that store none."""
+    own, other = map(jax.tree.structure, (own, other))
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
         updates, state = optimizer.update(updates, own.unflatten(jax.tree.leaves(state)), params)
