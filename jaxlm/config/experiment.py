@@ -24,14 +24,14 @@ class OptimizerConfig:
     """Optimizer and learning-rate schedule."""
 
     name: Literal["adamw", "stable-adamw", "lion", "muon", "lamb", "adafactor", "adagrad"] = "adamw"
-    """adamw (decoupled weight decay), stable-adamw (with update clipping, in place of `clip_norm`; ModernBERT), lion
+    """adamw (decoupled weight decay), stable-adamw (with update clipping; set clip_norm to 0 with it; ModernBERT), lion
     (sign of the momentum), muon (orthogonalized momentum for the kernels of layers, adamw for the others), lamb (for
     very large batches), adafactor (factored second moments, as in T5), adagrad (ELMo, word2vec)."""
     learning_rate: float = field(1e-4, range="(0, inf)")
     """Peak learning rate."""
     warmup_steps: int | None = field(10_000, range="[0, inf)")
     """Linear warm-up steps from 0 to the peak learning rate; None: `warmup_share` of the steps."""
-    warmup_share: float = field(0.0, resumable=True, range="[0, inf)")
+    warmup_share: float = field(0.0, range="[0, inf)")
     """Share of the steps that are warm-up, where `warmup_steps` is None."""
     layer_decay: float = field(1.0, range="[0, inf)")
     """Factor on the learning rate from each layer to the one below it; the head has the full rate (ELECTRA, XLNet)."""
@@ -53,7 +53,7 @@ class OptimizerConfig:
     bias_correction: bool = True
     """Adam's bias correction (adamw, stable-adamw, lamb). BERT and ELECTRA were trained without."""
     weight_decay: float = field(0.01, range="[0, inf)")
-    """Decoupled weight decay of kernels and embeddings; biases and norm scales have none (XLNet: see `DECAYED`)."""
+    """Decoupled weight decay of kernels and embeddings (`DECAYED`), not biases and norms; not adafactor, adagrad."""
     clip_norm: float = field(1.0, range="[0, inf)")
     """Global gradient norm to clip to; 0 turns clipping off."""
     average: float = field(0.0, range="[0, 1)")
@@ -338,7 +338,8 @@ class Experiment:
             check_type(fields[name]._replace(value=value))
             own = with_value(own, name, value)
         has_schedule = any(name.startswith(_OF_SCHEDULE) for name in changes)
-        if has_schedule and own.optimizer.warmup_share and "optimizer.warmup_steps" not in changes:
+        has_share = own.optimizer.warmup_share or "optimizer.warmup_share" in changes
+        if has_schedule and has_share and "optimizer.warmup_steps" not in changes:
             own = with_value(own, "optimizer.warmup_steps", None)  # a share of the phase's own steps
         own.data.validate()
         self.data.phase_shares(own.data)

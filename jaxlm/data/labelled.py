@@ -195,24 +195,24 @@ def _read_rows(data: LabelledData, tokenizer: Tokenizer, changed: tuple[int, ...
     records = {"train": train, "held_out": held_out}
     num_bad = {"train": bad_train, "held_out": bad_held_out}
     remarks = [quoting_remark(path) for path in (data.source, data.dev) if path]
-    remarks += [shared_rows(data.dev, held_out, data.source, train)] if data.dev else []
+    remarks += [shared_rows(data.dev, held_out, data.source, train, "is trained on")] if data.dev else []
     return LabelledSource(tokenizer, records, data.buckets, holdout_description, num_bad, remarks)
 
 
-def refuse_same_file(flag: str, path: str, source: str) -> None:
-    """Raise UserError if a file of rows to evaluate on is the one that is trained on."""
+def refuse_same_file(flag: str, path: str, source: str, of: str = "--data.source", use: str = "is trained on") -> None:
+    """Raise UserError if a file of rows to evaluate on is one with another use, that of the flag `of`."""
     if path and source and real_path(path) == real_path(source):
-        raise UserError(f"{flag} is the file of --data.source, {source}, which is trained on; give other rows.")
+        raise UserError(f"{flag} is the file of {of}, {source}, which {use}; give other rows.")
 
 
-def shared_rows(path: str, rows: Sequence[Record], source: str, others: Sequence[Record]) -> str:
+def shared_rows(path: str, rows: Sequence[Record], source: str, others: Sequence[Record], use: str) -> str:
     """Return a remark about rows that another file has, too, whatever their answers; "" if there are none."""
     def key(row: Record) -> str:
         return json.dumps([value for name, value in row.values.items() if name not in ANSWERS + NO_TEXTS])
 
     wanted = Counter(map(key, rows))  # the other file's rows may be millions
     count = sum(wanted[found] for found in wanted.keys() & map(key, others))
-    return f"{count:,} of {len(rows):,} rows of {path} are also in {source}, which is trained on" if count else ""
+    return f"{count:,} of {len(rows):,} rows of {path} are also in {source}, which {use}" if count else ""
 
 
 def row_or_error(read: Callable[..., Item], *arguments: Any) -> Item | UserError:

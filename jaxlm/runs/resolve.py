@@ -14,6 +14,7 @@ import jax
 
 from jaxlm.config.experiment import Experiment, Resolved, TrainConfig
 from jaxlm.config.flags import override
+from jaxlm.config.json import differences, flatten
 from jaxlm.config.presets import load_preset
 from jaxlm.errors import UserError
 from jaxlm.fields import Setting, check_types, settings, with_value
@@ -84,6 +85,8 @@ def resolve(
     if experiment.train.decay_steps and (pretrained is not None or not is_run):
         experiment = _with_decay(experiment, pretrained)
     experiment.validate()
+    if experiment.train.phases == old.phases and not is_run:
+        _remark_on_phases(unchanged, experiment)
     return Resolved(experiment, pretrained)
 
 
@@ -103,6 +106,11 @@ def _with_decay(experiment: Experiment, pretrained: PretrainedModel | None) -> E
         old, new = getattr(theirs, field.name), getattr(optimizer, field.name)
         if old != new and not field.name.startswith(free):
             raise UserError(f"{pretrained.path} was trained with optimizer.{field.name} {old}; its decay needs it too.")
+    if changed := differences(*(
+        flatten(each, lambda s: s.decides_result() and not s.name.startswith(("optimizer", "train.decay_steps")))
+        for each in (run.experiment, experiment)
+    )):
+        log(f"the decay of {pretrained.path} changes {'; '.join(changed)}; give that run's flags if that is not meant.")
     rate = float(make_schedule(theirs, run.experiment.train.steps)(step))
     if not math.isclose(rate, theirs.learning_rate, rel_tol=1e-3):
         raise UserError(
@@ -222,6 +230,15 @@ def _require_one_duration(unchanged: Experiment, experiment: Experiment, is_run:
                 f"{part}.{share} {getattr(new, share)} and {part}.{number} {getattr(new, number)} are both given; "
                 f"{advice}."
             )
+
+
+def _remark_on_phases(unchanged: Experiment, experiment: Experiment) -> None:
+    """Tell of each flag whose field some of a preset's phases set themselves."""
+    phases = {str(number): phase.changes for number, phase in enumerate(experiment.train.phases, 1)}
+    for _, new in _changes(unchanged, experiment):
+        if own := {n: str(f[new.name]) for n, f in phases.items() if f.get(new.name, new.value) != new.value}:
+            log(f"{_flag(new)} {new.value} leaves phase {', '.join(own)} of train.phases at "
+                f"{', '.join(dict.fromkeys(own.values()))}; to change that too, give --train.phases.")
 
 
 def _require_same_weights(unchanged: Experiment, experiment: Experiment, path: str, begun: Model | None = None) -> None:

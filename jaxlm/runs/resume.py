@@ -18,7 +18,7 @@ from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.parallel.checksums import checksums, digest
 from jaxlm.paths import real_path
 from jaxlm.runs.folder import RunFolder, write_json, write_metadata
-from jaxlm.runs.session import Session
+from jaxlm.runs.session import Session, with_begun_warmups
 from jaxlm.training.checkpoints import require_layout
 from jaxlm.training.metrics import read_metrics
 
@@ -70,7 +70,8 @@ def _check_configuration(run: RunFolder, experiment: Experiment) -> None:
             _refuse(run, changed, _as_phase(run, experiment, changed))
         named = {name: value for name, value in vars(run.experiment.data).items() if name in ("source", "temperature")}
         before = dataclasses.replace(experiment, data=dataclasses.replace(experiment.data, **named))  # text may move
-        _check_phases(run, with_value(before, "train.phases", phases), experiment)
+        before = with_value(before, "train.phases", phases)
+        _check_phases(run, *(with_begun_warmups(each, run) for each in (before, experiment)))
     elif run.saved_steps:
         _refuse(run, differences(*(
             flatten(each, lambda setting: setting.needs_weights() and setting.decides_result())
@@ -128,8 +129,9 @@ def _as_phase(run: RunFolder, experiment: Experiment, changed: list[str]) -> str
     with contextlib.suppress(UserError):
         phase = PhaseConfig(steps - done, fields={setting.name: setting.value for setting in fields})
         phases = parse_phases(text := f"{done}, {phase}")
-        with_value(run.experiment, "train.phases", phases).validate()
-        if phases[1] == phase:
+        now = with_value(run.experiment, "train.phases", phases)
+        now.validate()
+        if phases[1] == phase and not now.phases[1].has_schedule:  # it would begin with a warm-up
             folder = shlex.quote(str(run.path))
             command = f"jaxlm {experiment.command} {folder} --train.steps {steps} --train.phases '{text}'"
             return f", or change them from here on with `{command}` and your other flags"

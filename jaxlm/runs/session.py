@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from jaxlm.config.experiment import Experiment, Phase, Resolved
 from jaxlm.data.base import Source
 from jaxlm.errors import UserError
+from jaxlm.fields import with_value
 from jaxlm.models.base import Model
 from jaxlm.objectives.base import Bound, Constants, Objective
 from jaxlm.objectives.pretrained import PretrainedModel
@@ -192,7 +193,7 @@ def require_model(experiment: Experiment) -> None:
 def with_steps(experiment: Experiment, num_examples: int = 0, run: RunFolder = NO_RUN) -> Experiment:
     """Compute `train.steps` from epochs or phases, and `optimizer.warmup_steps` from its share, where they are None.
 
-    A run that is resumed keeps its warm-up: more steps do not change what is done.
+    A run that is resumed keeps its warm-up, and that of its phases: more steps do not change what is done.
     """
     train, optimizer = experiment.train, experiment.optimizer
     if train.steps is None and train.phases:
@@ -203,4 +204,17 @@ def with_steps(experiment: Experiment, num_examples: int = 0, run: RunFolder = N
         train = dataclasses.replace(train, steps=math.ceil(train.epochs * num_examples / train.batch_size))
     if run.has_begun and optimizer.warmup_steps is None:
         optimizer = dataclasses.replace(optimizer, warmup_steps=run.experiment.optimizer.warmup_steps)
-    return dataclasses.replace(experiment, train=train, optimizer=optimizer.with_warmup(train.steps))
+    found = dataclasses.replace(experiment, train=train, optimizer=optimizer.with_warmup(train.steps))
+    return with_begun_warmups(found, run) if run.has_begun else found
+
+
+def with_begun_warmups(experiment: Experiment, run: RunFolder) -> Experiment:
+    """Return the configuration whose phases that have begun keep the warm-up steps that their share was in `run`."""
+    phases = list(experiment.train.phases)
+    for index, (each, phase) in enumerate(zip(phases, experiment.phases, strict=False)):
+        is_share = phase.has_schedule and phase.experiment.optimizer.warmup_steps is None
+        if is_share and phase.after < max(run.newest_step, 1):
+            own = run.experiment.phase_at(phase.after + 1)
+            warmup = own.experiment.optimizer.with_warmup(own.schedule_span()[1]).warmup_steps
+            phases[index] = with_value(each, "fields", (*each.fields, ("optimizer.warmup_steps", warmup)))
+    return with_value(experiment, "train.phases", tuple(phases))

@@ -18,6 +18,7 @@ from jaxlm.paths import any_path
 from jaxlm.runs.finetune import finetune
 from jaxlm.runs.resolve import open_evaluation
 from jaxlm.tasks.evaluate import Result, evaluate
+from jaxlm.training.loop import NotFinite
 from jaxlm.types import Report
 
 
@@ -58,20 +59,26 @@ def fine_tune_all(
         test: File of rows on which the first run of the best group is then evaluated.
         remark: A remark about these rows.
         finished: Called with the folder of every finished run, on process 0.
-        report: Receives lines about the choice.
+        report: Receives lines about the choice, and about values left out because their loss diverges.
     """
-    results = {value: _mean_of([
-        _train(training, resamples if len(group) == 1 else 0, finished) for training in group
-    ]) for value, group in groups.items()}
-    any_run = next(iter(groups.values()))[0]
-    best = _best_of(results, any_run.resolved.experiment.train.best_by) if field else next(iter(groups))
+    results = {}
+    for value, group in groups.items():
+        try:
+            results[value] = _mean_of([_train(each, resamples * (len(group) == 1), finished) for each in group])
+        except NotFinite as error:
+            if not results and value == [*groups][-1]:
+                raise
+            report(f"--{field} {value} is left out: {error}")
+    best_by = next(iter(groups.values()))[0].resolved.experiment.train.best_by
+    best, metric = _best_of(results, best_by) if field else (next(iter(groups)), "")
     result, folder = results[best], str(groups[best][0].folder)
     if field:
         result |= {"chosen": {field: best}, "run": folder}
         result["sweep"] = {value: found["metrics"] for value, found in results.items()}
         for value, metrics in result["sweep"].items():
             report(f"--{field} {value}: {'  '.join(f'{name} {figure:.4f}' for name, figure in metrics.items())}")
-        report(f"Chosen: --{field} {best}, {folder}")
+        note = f" (--train.best-by {best_by} is no metric of the task)" if best_by not in ("", metric) else ""
+        report(f"Chosen by {metric}{note}: --{field} {best}, {folder}")
     if test:
         if remark:
             report(remark)
@@ -102,19 +109,22 @@ def _mean_of(results: Sequence[Result]) -> Result:
     }
 
 
-def _best_of(results: Mapping[str, Result], best_by: str) -> str:
-    """Return the value with the highest metric `best_by`, or first metric if `best_by` is none of the metrics."""
+def _best_of(results: Mapping[str, Result], best_by: str) -> tuple[str, str]:
+    """Return the value with the highest metric `best_by`, or first metric if `best_by` is none, and that metric."""
     names = list(next(iter(results.values()))["metrics"])
     metric = best_by if best_by in names else next(iter(names), None)
     if metric is None:
         raise UserError("--sweep chooses by the held-out rows, and there are none; give --data.dev FILE.")
-    return max(results, key=lambda value: results[value]["metrics"][metric])
+    return max(results, key=lambda value: results[value]["metrics"][metric]), metric
 
 
 def test_remark(path: str, resolved: Resolved) -> str:
-    """Return a remark about rows of --test that are trained on; raise UserError for a file that cannot be meant."""
+    """Return a remark about rows of --test that have another use; raise UserError for a file that cannot be meant."""
     if not path.startswith(("tfds:", "hf:")) and not any_path(path).exists():
         raise UserError(f"--test {path} does not exist; name a file of rows.")
     data = dataclasses.replace(resolved.experiment.data, skip_bad_rows=True)
-    refuse_same_file("--test", path, data.source)
-    return shared_rows(path, good_rows(resolved.experiment.data, path)[0], data.source, good_rows(data, data.source)[0])
+    rows, remarks = good_rows(resolved.experiment.data, path)[0], []
+    for flag, other, use in (("source", data.source, "is trained on"), ("dev", data.dev, "is for choices")):
+        refuse_same_file("--test", path, other, f"--data.{flag}", use)
+        remarks.append(shared_rows(path, rows, other, good_rows(data, other)[0], use))
+    return "; ".join(filter(None, remarks))

@@ -159,7 +159,7 @@ def evaluations(folder: epath.Path, name: str, up_to: int | None = None) -> dict
 
 def best_step(history: Mapping[int, float], name: str) -> int:
     """Return the first step with the best figure `name`: by its last word the lowest or the highest, never NaN."""
-    sign = -1 if name.endswith(("loss", "bits_per_byte", "perplexity", "error")) else 1
+    sign = -1 if name.endswith(("loss", "bits_per_byte", "perplexity", "error", "mean_rank", "negative_cosine")) else 1
     return max(history, key=lambda step: -math.inf if math.isnan(history[step]) else sign * history[step])
 
 

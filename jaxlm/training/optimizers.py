@@ -121,6 +121,17 @@ def make_optimizer(
     return optax.chain(partition, *depth) if depth else partition  # the depth is that of all layers, frozen ones too
 
 
+def with_state_of(optimizer: optax.GradientTransformation, own: Any, other: Any) -> optax.GradientTransformation:
+    """Return an optimizer on the state of another one: the same arrays, in a chain with other links that store none."""
+    own, other = map(jax.tree.structure, (own, other))
+
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        updates, state = optimizer.update(updates, own.unflatten(jax.tree.leaves(state)), params)
+        return updates, other.unflatten(jax.tree.leaves(state))
+
+    return optax.GradientTransformation(optimizer.init, update)
+
+
 def clip_by_global_norm(limit: float) -> optax.GradientTransformation:
     """Multiply all updates by limit / max(their joint norm, limit) (Pascanu et al. 2013, algorithm 1).
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -26,7 +25,7 @@ from jaxlm.parallel.checksums import checksum
 from jaxlm.parallel.compiler import compiler_options
 from jaxlm.parallel.mesh import check_batch
 from jaxlm.parallel.rules import batch_sharding, place, replicated, shardings
-from jaxlm.training.optimizers import make_optimizer, make_schedule, muon_labels
+from jaxlm.training.optimizers import make_optimizer, make_schedule, muon_labels, with_state_of
 from jaxlm.trees import get, matches_patterns, path_string, paths, subtrees
 from jaxlm.types import Params
 
@@ -68,11 +67,11 @@ class Update(NamedTuple):
 
 def make_update(
     objective: Objective, train: TrainConfig, optimizer: OptimizerConfig, mesh: Mesh,
-    phase: Phase | None = None, run_params: Params = MappingProxyType({}),
+    phase: Phase | None = None, of_run: TrainState | None = None,
 ) -> Update:
     """Return the optimizer of an objective and the shapes of its state; see `Program`.
 
-    The state of a `phase` has the parameters of its run, whose shapes are `run_params`.
+    The state of a `phase` is that of its run, whose shapes are `of_run`.
     """
     check_batch(train.batch_size, train.accumulate, mesh, objective.row_group)
     after, steps = phase.schedule_span() if phase else (0, train.steps)
@@ -86,14 +85,17 @@ def make_update(
         return state._replace(average=params) if config.average else state
 
     params = jax.eval_shape(objective.init, jax.random.key(0))
-    unused = _unused_params(phase, params, run_params) if phase else ()
-    shapes: TrainState = jax.eval_shape(new_state, run_params if phase else params)
+    unused = _unused_params(phase, params, of_run.params) if phase else ()
+    shapes: TrainState = jax.eval_shape(new_state, of_run.params if phase else params)
     _check_patterns(config.freeze, shapes.params)
     if config.name == "muon" and "muon" not in jax.tree.leaves(muon_labels(shapes.params)):
         raise UserError(
             f"optimizer.name muon is for the kernels of stacked layers, which {type(model).__name__} has none of; "
             "choose adamw, or another one."
         )
+    if phase:
+        _require_same_state(phase, shapes, of_run)
+        optimizer, shapes = with_state_of(optimizer, shapes.opt_state, of_run.opt_state), of_run
     return Update(optimizer, make_schedule(config, steps, after), frozen_params, unused, new_state, shapes)
 
 
@@ -121,12 +123,16 @@ def check_program(experiment: Experiment, mesh: Mesh) -> None:
     for phase in experiment.phases:
         with phase.named():
             if phase.changes:
-                _require_same_state(phase, shapes(phase.experiment, phase, of_run.params), of_run)
+                shapes(phase.experiment, phase, of_run)
 
 
 def _require_same_state(phase: Phase, shapes: TrainState, of_run: TrainState) -> None:
-    """Raise UserError if a phase changes the shapes of the run's state."""
-    if jax.tree.flatten(shapes) != jax.tree.flatten(of_run):
+    """Raise UserError if a phase changes the arrays of the run's state, by their names without places in a chain."""
+    ours, theirs = ([
+        (*(key for key in path if not isinstance(key, jax.tree_util.SequenceKey)), leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+    ] for state in (shapes, of_run))
+    if ours != theirs:
         raise UserError(f"{', '.join(phase.changes)} would change the parameters, what the optimizer stores of them "
                         "or the recurrence memory, which a phase cannot; begin another run with --init-from.")
 
@@ -159,7 +165,7 @@ class Program:
         self.objective, self.mesh, self.train, self._phases = objective, mesh, train, phases
         self._programs: dict[int, Program] = {}
         self._counts_flops = not optimizer.freeze  # a step may leave out the backward pass of frozen layers
-        of_phase = (phase, run.shapes.params) if phase else ()
+        of_phase = (phase, run.shapes) if phase else ()
         update = make_update(objective, train, optimizer, mesh, *of_phase)
         self.optimizer, self.schedule, self.frozen_params, self.unused_params, self._new_state, self.shapes = update
         self.average = optimizer.average
@@ -196,9 +202,7 @@ class Program:
         check_batch(e.train.batch_size, e.train.accumulate, self.mesh, e.objective.row_group)
         if not phase.sets("objective", "optimizer.", "train.accumulate"):
             return self  # jit compiles its step for every shape
-        program = Program(e.objective, e.train, e.optimizer, self.mesh, (), phase, self)
-        _require_same_state(phase, program.shapes, self.shapes)
-        return program
+        return Program(e.objective, e.train, e.optimizer, self.mesh, (), phase, self)
 
     def init_params(self, seed: int) -> Params:
         """Return fresh parameters. Each is created on its own devices, so that no device holds all of them."""

@@ -15,6 +15,7 @@ from jaxlm.cli import main
 from jaxlm.errors import UserError
 from jaxlm.runs import folder
 from jaxlm.runs.load import _mean, load_run
+from jaxlm.runs.resolve import resolve
 from jaxlm.training.checkpoints import Checkpoints
 from tests.training.support import assert_same_arrays, metadata, metrics, stopped_after
 from tests.training.test_run import refused
@@ -120,6 +121,15 @@ def test_decay_from_a_checkpoint(preset, averaged, tmp_path, capsys):
     start = [*common, "--init-from", str(source), "--train.decay-steps", "2", "--run-dir", str(tmp_path / "later")]
     assert main(start) == 0 and main(["pretrain", str(source), "--train.steps", "9"]) == 0
     assert "decays from step 8 on, and --init-from is now at step 9" in refused(capsys, *start)
+
+
+@pytest.mark.parametrize(("flags", "said"), [
+    ([], ""), (["--train.batch-size", "4", "--train.seed", "1"], "train.batch_size: 8 -> 4; train.seed: 0 -> 1;"),
+])
+def test_a_decay_with_other_values_is_told(preset, averaged, flags, said, capsys):
+    common = [*STABLE, "--optimizer.average", "0.4", "--train.decay-steps", "3"]
+    resolve(str(preset), [*common, *flags], init_from=f"{averaged}@4")
+    assert said in (told := capsys.readouterr().err) and ("the decay of" in told) == bool(said)
 
 
 def test_the_last_checkpoints_are_those_of_training():

@@ -22,7 +22,7 @@ from jaxlm.objectives.replaced_tokens import ReplacedTokens
 from jaxlm.objectives.span_corruption import SpanCorruption
 from jaxlm.runs.folder import write_json
 from jaxlm.training.loop import evaluation_line
-from jaxlm.training.metrics import MetricsWriter, is_out_of_patience, last_evaluation, read_metrics
+from jaxlm.training.metrics import MetricsWriter, best_step, is_out_of_patience, last_evaluation, read_metrics
 
 
 @pytest.mark.parametrize(("objective", "name", "has"), [
@@ -74,6 +74,12 @@ def test_patience_ends_with_evaluations_that_are_not_the_best():
     assert is_out_of_patience({1: 3.0, 2: 2.0, 3: 2.5, 4: 2.1}, patient)
     assert not is_out_of_patience({1: 3.0, 2: 2.0, 3: 2.5, 4: 1.9}, patient)
     assert not is_out_of_patience({1: 1.0, 2: 2.0, 3: 3.0}, TrainConfig(patience=0))
+
+
+def test_a_lower_rank_is_better():
+    ranks = {100: 900.0, 200: 500.0, 300: 300.0}
+    assert best_step(ranks, "mean_rank") == 300
+    assert not is_out_of_patience(ranks, TrainConfig(patience=2, best_by="mean_rank"))
 
 
 def test_lines_are_forced_to_the_disk_at_checkpoints(tmp_path, monkeypatch):

@@ -22,6 +22,7 @@ from jaxlm.config.presets import load_config, load_preset
 from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
 from jaxlm.fields import Setting
+from jaxlm.models.bert import Bert
 from jaxlm.models.llama import Llama
 from jaxlm.models.modernbert import ModernBert
 from jaxlm.objectives.causal_lm import CausalLM
@@ -32,7 +33,8 @@ from jaxlm.runs.load import load_model, load_run
 from jaxlm.runs.resolve import resolve
 from jaxlm.runs.resume import _check_configuration, _check_phases, schedule_remarks
 from jaxlm.runs.session import set_up, with_steps
-from jaxlm.training.optimizers import make_schedule
+from jaxlm.training.optimizers import make_optimizer, make_schedule
+from jaxlm.training.program import check_program, make_update
 from tests.training.support import (
     assert_same_arrays,
     metadata,
@@ -104,6 +106,18 @@ def test_the_phases_of_a_preset_do_not_change_what_pretrained_weights_need():
         resolve("modernbert_base", ["--train.phases", phases, "--train.steps", "200"], pretrained=pretrained)
 
 
+@pytest.mark.parametrize(("flags", "said"), [
+    (["--objective.mask-rate", "0.3"], "--objective.mask-rate 0.3 leaves phase 1, 2 of train.phases at 0.5; to change"),
+    (["--data.length", "64"], "--data.length 64 leaves phase 1 of train.phases at 16; to change that too, give"),
+    (["--objective.mask-rate", "0.3", "--train.phases", "900"], ""), (["--train.seed", "1"], ""),
+    (["--objective.mask-rate", "0.5"], ""),  # as in the phases
+])
+def test_a_flag_that_a_phase_of_the_preset_overrides_is_told(flags, said, capsys):
+    resolve("eurobert_tiny", flags)
+    told = capsys.readouterr().err
+    assert said in told and bool(said) == bool(told)
+
+
 def test_flags_extend_the_context_of_a_pretrained_model():
     """No parameter depends on the number of positions or on their rotation; without a flag they stay."""
     pretrained = PretrainedModel(CausalLM(model=Llama(max_positions=96, rope_theta=5e5)), {}, path="there")
@@ -146,8 +160,7 @@ def test_a_mixture_with_phases_may_move(first, is_refused):
                             data=TextData(f"{folder}/a.txt@1,{folder}/b.txt@2", length=32))
         for folder, steps in (("/old", 4), ("/new", first))
     )
-    run = SimpleNamespace(path="run", age="", has_begun=True, newest_step=6, experiment=before,
-                          metadata={"configuration": flatten(before, Setting.decides_result)})
+    run = begun(before, 6)
     with pytest.raises(UserError, match="changes a phase that has begun") if is_refused else contextlib.nullcontext():
         _check_configuration(run, now)
 
@@ -199,6 +212,79 @@ def test_a_phase_without_a_schedule_follows_that_of_the_run(fields, factor):
     )
     np.testing.assert_allclose(two, np.where(np.arange(12) < 6, one, factor * one), rtol=1e-6)
     assert one[6] > 0 == rates(phased("6, 6 optimizer.warmup_steps=2"))[6]
+
+
+def test_a_phase_has_no_warmup_with_a_share_of_zero():
+    """Neither before nor after the share of the run has become a number."""
+    share = OptimizerConfig(warmup_steps=None, warmup_share=0.5)
+    experiment = dataclasses.replace(
+        phased("6, 6 optimizer.schedule=linear optimizer.warmup_share=0", None), optimizer=share
+    )
+    for each in (experiment, with_steps(experiment)):
+        assert rates(each)[6] == share.learning_rate > rates(with_steps(experiment))[1]
+
+
+def shared_warmup(steps: int, phases: str = "1000, 1000 optimizer.schedule=cosine", share: float = 0.1) -> Experiment:
+    optimizer = OptimizerConfig(warmup_steps=None, warmup_share=share)
+    return dataclasses.replace(phased(phases, steps), optimizer=optimizer)
+
+
+def begun(experiment: Experiment, done: int) -> SimpleNamespace:
+    return SimpleNamespace(path="run", age="", has_begun=True, newest_step=done, experiment=experiment,
+                           metadata={"configuration": flatten(experiment, Setting.decides_result)})
+
+
+@pytest.mark.parametrize(("done", "warmup"), [(900, 500), (1_000, 500), (1_150, 100)])
+def test_a_phase_that_has_begun_keeps_its_warmup(done, warmup):
+    """At the second start its share is of 5,000 steps in place of 1,000, and at the third one of 7,000."""
+    run = begun(with_steps(shared_warmup(2_000)), done)
+    for steps in (6_000, 8_000):
+        resumed = shared_warmup(steps)
+        _check_configuration(run, resumed)
+        resumed = with_steps(resumed, run=run)
+        assert resumed.phases[1].experiment.optimizer.with_warmup(steps - 1_000).warmup_steps == warmup
+        run = begun(resumed, 1_150)
+    with pytest.raises(UserError, match="changes a phase that has begun"):
+        _check_configuration(run, shared_warmup(8_000, "1000, 1000 optimizer.schedule=cosine optimizer.warmup_steps=7"))
+
+
+def test_a_run_that_has_begun_keeps_its_share_of_warmup():
+    """Older runs have none in their metadata."""
+    run = begun(with_steps(shared_warmup(2_000)), 1_150)
+    with pytest.raises(UserError, match=r"optimizer.warmup_share: 0.1 -> 0.5"):
+        _check_configuration(run, shared_warmup(2_000, share=0.5))
+    del run.metadata["configuration"]["optimizer.warmup_share"]
+    _check_configuration(run, shared_warmup(2_000))
+
+
+@pytest.mark.parametrize(("field", "values"), [
+    ("weight_decay", (0.1, 0.0)), ("clip_norm", (0.5, 0.0)), ("layer_decay", (0.8, 1.0)),
+])
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_phase_begins_or_ends_decay_and_clipping(field, values, order):
+    """Its updates are those of an optimizer of its own, on the state of the run."""
+    first, second = values[::order]
+    model = Bert(vocab_size=64, hidden_size=8, num_layers=2, num_heads=2, intermediate_size=16, max_positions=32)
+    experiment = dataclasses.replace(
+        phased(f"6, 6 optimizer.{field}={second}"), objective=MaskedLM(model=model),
+        optimizer=OptimizerConfig(warmup_steps=0, **{field: first}),
+    )
+    mesh = make_mesh(MeshConfig(), jax.devices()[:1])
+    check_program(experiment, mesh)
+    last = experiment.phases[-1]
+    run = make_update(experiment.objective, experiment.train, experiment.optimizer, mesh)
+    phase = make_update(experiment.objective, experiment.train, last.experiment.optimizer, mesh, last, run.shapes)
+    params = experiment.objective.init(jax.random.key(0))
+    found, state = phase.optimizer.update(params, run.new_state(params).opt_state, params)
+    alone = make_optimizer(last.experiment.optimizer, 12, model.input_params)
+    assert_same_arrays(found, alone.update(params, alone.init(params), params)[0])
+    assert jax.tree.structure(state) == jax.tree.structure(run.shapes.opt_state)
+
+
+@pytest.mark.parametrize("fields", ["name=lion", "name=adagrad", "average=0.9", "freeze=('embeddings',)"])
+def test_a_phase_that_stores_other_arrays_is_refused(fields):
+    with pytest.raises(UserError, match=r"phase 2 of train.phases: .* would change the parameters, what the optimizer"):
+        check_program(phased(f"6, 6 optimizer.{fields}"), make_mesh(MeshConfig(), jax.devices()[:1]))
 
 
 @pytest.mark.parametrize(("size", "warmup", "peak", "stable", "later", "decay"), [

@@ -172,10 +172,11 @@ def test_another_configuration_is_refused(finished, preset, capsys):
 def test_fields_of_phases_may_change_from_here_on(finished, preset, capsys):
     """The refusal names the command, which keeps what the run has learnt."""
     arguments = ["pretrain", preset, "--run-dir", finished, "--train.eval-every", "4", "--train.steps", "14"]
-    said = refused(capsys, *arguments, "--optimizer.learning-rate", "5e-3", "--optimizer.weight-decay", "0.1")
+    said = refused(capsys, *arguments, "--optimizer.learning-rate", "5e-3", "--optimizer.weight-decay", "0")
     command = f"jaxlm pretrain {finished} --train.steps 14 --train.phases '12, 2 optimizer.learning_rate=0.005 "
-    assert f"or change them from here on with `{command}optimizer.weight_decay=0.1'`" in said
-    for flags in (("--train.seed", "1"), ("--optimizer.name", "lion"), ("--objective.model.num-layers", "2")):
+    assert f"or change them from here on with `{command}optimizer.weight_decay=0.0'`" in said
+    for flags in (("--train.seed", "1"), ("--optimizer.name", "lion"), ("--objective.model.num-layers", "2"),
+                  ("--optimizer.final-share", "0.1")):
         assert "from here on" not in refused(capsys, *arguments, *flags)
     assert main(shlex.split(said.split("`")[1])[1:]) == 0
     assert "resumed at step 12" in capsys.readouterr().out
