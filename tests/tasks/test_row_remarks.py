@@ -50,7 +50,7 @@ def test_rows_that_are_trained_on_are_compared_one_by_one():
 
     rows, others = [row(-1), row(7), row(7)], [row(number) for number in range(20_000)]
     tracemalloc.start()
-    said = shared_rows("dev", rows, "train", others)
+    said = shared_rows("dev", rows, "train", others, "is trained on")
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert said == "2 of 3 rows of dev are also in train, which is trained on" and peak < 100_000
