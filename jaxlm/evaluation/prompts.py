@@ -228,8 +228,13 @@ def _example(task: PromptTask, number: int, row: TableRow) -> PromptRow:
     options = names if value in names else [text.strip() for text in texts]
     if value.strip() not in options:
         raise UserError(f"{row.place}: the answer {value!r} is none of the labels {', '.join(names)}, and no choice.")
-    choices = tuple(task.delimiter + text for text in texts)
-    return dataclasses.replace(example, choices=choices, labels=names, gold=options.index(value.strip()))
+    kept = [i for i, text in enumerate(texts) if text.strip()]  # an empty text has no tokens to score
+    gold = options.index(value.strip())
+    if len(kept) < 2 or gold not in kept:
+        raise UserError(f"{row.place}: fewer than two choices have a text, or the right one has none; fix the row.")
+    choices = tuple(task.delimiter + texts[i] for i in kept)
+    return dataclasses.replace(
+        example, choices=choices, labels=tuple(names[i] for i in kept), gold=kept.index(gold))
 
 
 def _columns(template: str) -> list[str]:
