@@ -225,11 +225,17 @@ def _example(task: PromptTask, number: int, row: TableRow) -> PromptRow:
         texts = [fill(template, row) for template in task.choices]
     value = row.label(task.answer) or ""
     names = task.labels or tuple(map(str, range(len(texts))))
-    options = names if value in names else [text.strip() for text in texts]
+    stripped = [text.strip() for text in texts]
+    options = names if value in names else stripped
     if value.strip() not in options:
         raise UserError(f"{row.place}: the answer {value!r} is none of the labels {', '.join(names)}, and no choice.")
-    kept = [i for i, text in enumerate(texts) if text.strip()]  # an empty text has no tokens to score
+    kept = [i for i, text in enumerate(stripped) if text]  # an empty text has no tokens to score
     gold = options.index(value.strip())
+    if not task.labels and value in stripped and stripped[gold] != value:
+        raise UserError(
+            f"{row.place}: the answer {value!r} is the number of choice {stripped[gold]!r} and the text of another; "
+            "give the choices as templates, with labels (0, 1, … for numbers)."
+        )
     if len(kept) < 2 or gold not in kept:
         raise UserError(f"{row.place}: fewer than two choices have a text, or the right one has none; fix the row.")
     choices = tuple(task.delimiter + texts[i] for i in kept)

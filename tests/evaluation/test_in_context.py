@@ -102,6 +102,20 @@ def test_an_empty_choice_is_none(t5, prompt_file, tmp_path):
             read_examples(read_task(prompt_file(**fields)))
 
 
+def test_an_answer_that_names_two_choices_is_refused(prompt_file, tmp_path):
+    """By the number of one and the text of another, unless the labels say which is meant."""
+    fields = dict(kind="choice", data="own.jsonl", prompt="{text}", choices="pieces", answer="label")
+    pieces = {"7": ["7", "2", "1"], "0": ["0", "2", "1"], "2": ["4", "2", "1"]}
+    lines = [json.dumps({"text": "abc", "pieces": texts, "label": label}) for label, texts in pieces.items()]
+    (tmp_path / "own.jsonl").write_text("\n".join(lines))
+    with pytest.raises(UserError, match=r"line 3: the answer '2' is the number of choice .1. and the text of another"):
+        read_examples(read_task(prompt_file(**fields)))
+    for labels, golds in (("012", [0, 0, 2]), ("abc", [0, 0, 1])):
+        templates = [f"{{pieces[{number}]}}" for number in range(3)]
+        task = read_task(prompt_file(**fields | {"choices": templates, "labels": [*labels]}))
+        assert [example.gold for example in read_examples(task)] == golds
+
+
 def test_shots_precede_the_prompt(prompt_file):
     fields = dict(
         kind="choice", prompt="Say {text}:", choices=[" no", " yes"], answer="label", delimiter="", separator="#"
