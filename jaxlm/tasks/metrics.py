@@ -300,6 +300,8 @@ def best_threshold(scores: Float[np.ndarray, "rows labels"], golds: Bool[np.ndar
     It lies halfway between two scores, or is 0.5 if that does not change the predictions. Among equally good thresholds
     it is the one that is closest to 0.5.
     """
+    if not golds.any():
+        return 0.5  # every threshold has an F1 of 0
     order = np.argsort(-scores, axis=None, kind="stable")
     upper = scores.ravel()[order]
     lower = np.append(upper[1:], 0.0)
