@@ -161,7 +161,7 @@ def print_result(result: dict[str, Any]) -> None:
                          ("unseen", "with a label that training had not seen and scored as wrong")):
         counts += f", {result[name]:,} {remark}" if name in result else ""
     counts += f", threshold {result['threshold']:g}" if "threshold" in result else ""
-    print(f"{result['task']}, {counts}{seeds}: {figures or 'there are no rows, or too few, with a label or negatives to score'}")
+    print(f"{result['task']}, {counts}{seeds}: {figures or 'too few rows have a label or negatives to score'}")
     if "classes" in result and "seeds" not in result:
         _print_classes(result["classes"], result.get("confusion") or [[]] * len(result["classes"]))
 

@@ -86,6 +86,9 @@ class Contrastive(InfoNCE):
             if min([len(train), *(len({row.values[name] for row in train}) for name in names)]) < 2:
                 raise UserError(f"{data.source} has one pair, or pairs of one text, and so no negatives; give more "
                                 "pairs, or hard negatives with --objective.negatives.")
+        if data.score_field and len({row.values["label"] for row in source.records["train"]}) < 2:
+            raise UserError(f"{data.source}: all rows have the same score, so that nothing can be learnt; name another "
+                            "column with --data.score-field.")
         return self
 
     def num_examples(self, source: LabelledSource, length: int) -> int:
