@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import functools
 
@@ -11,7 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxlm.config.experiment import Experiment
+from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
+from jaxlm.fields import with_value
 from jaxlm.models.base import Inputs
 from jaxlm.models.xlnet import Xlnet
 from jaxlm.objectives.permutation_lm import PermutationLM
@@ -243,3 +247,17 @@ def test_values_out_of_range_are_refused(changes, message):
 def test_lengths_that_do_not_suit_are_refused(length):
     with pytest.raises(UserError, match=r"data\.length"):
         OBJECTIVE.bind(V, length)
+
+
+@pytest.mark.parametrize(("rows", "random_rate"), [(4, 0.5), (2, 0.5), (2, 0.0)])
+def test_a_batch_has_another_row_of_each_direction(rows, random_rate):
+    """Of two rows, none has another of its direction; of four, every row with a B from another row takes another."""
+    objective = dataclasses.replace(OBJECTIVE, random_rate=1.0 if random_rate else 0.0)
+    text = TokenBatch(*(x[:rows] for x in batch()[:2]))
+    ids = jax.jit(objective.corrupt)(jax.random.key(0), text)["input_ids"]
+    own = [set(ids[row].tolist()) - {V.cls, V.sep} <= set(text.tokens[row].tolist()) for row in range(rows)]
+    assert own == [rows == 2] * rows
+    preset = Experiment(PermutationLM(model=SMALL, random_rate=random_rate), data=TextData(length=LENGTH))
+    preset = with_value(preset, "train.batch_size", rows)
+    with contextlib.nullcontext() if rows == 4 or not random_rate else pytest.raises(UserError, match="needs 4 or mo"):
+        preset.validate()
