@@ -232,15 +232,12 @@ def _example(task: PromptTask, number: int, row: TableRow) -> PromptRow:
     kept = [i for i, text in enumerate(stripped) if text]  # an empty text has no tokens to score
     gold = options.index(value.strip())
     if not task.labels and value in stripped and stripped[gold] != value:
-        raise UserError(
-            f"{row.place}: the answer {value!r} is the number of choice {stripped[gold]!r} and the text of another; "
-            "give the choices as templates, with labels (0, 1, … for numbers)."
-        )
+        raise UserError(f"{row.place}: the answer {value!r} is the number of one choice and the text of another; give "
+                        "the choices as templates, with labels (0, 1, … for numbers).")
     if len(kept) < 2 or gold not in kept:
         raise UserError(f"{row.place}: fewer than two choices have a text, or the right one has none; fix the row.")
-    choices = tuple(task.delimiter + texts[i] for i in kept)
-    return dataclasses.replace(
-        example, choices=choices, labels=tuple(names[i] for i in kept), gold=kept.index(gold))
+    choices, names = (tuple(each[i] for i in kept) for each in ([task.delimiter + text for text in texts], names))
+    return dataclasses.replace(example, choices=choices, labels=names, gold=kept.index(gold))
 
 
 def _columns(template: str) -> list[str]:

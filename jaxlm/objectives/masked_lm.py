@@ -91,8 +91,7 @@ class MaskedLM(Objective):
 
     @property
     def min_rows(self) -> int:
-        """Least rows of a batch: a random second segment comes from another row."""
-        return 2 if self.input_format == "next-sentence" else 1
+        return 2 if self.input_format == "next-sentence" else 1  # a random second segment comes from another row
 
     @property
     def _has_full_rows(self) -> bool:

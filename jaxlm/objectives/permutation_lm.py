@@ -52,8 +52,7 @@ class PermutationLM(Objective):
 
     @property
     def min_rows(self) -> int:
-        """Least rows of a batch: a last segment comes from another row of the same direction."""
-        return 4 if self.random_rate else 1
+        return 4 if self.random_rate else 1  # a last segment comes from another row of the same direction
 
     def check(self, vocabulary: Vocabulary, length: int) -> None:
         vocabulary.require("cls", "sep", "pad", "eos", purpose="permutation language modelling")

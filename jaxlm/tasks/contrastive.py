@@ -87,8 +87,7 @@ class Contrastive(InfoNCE):
                 raise UserError(f"{data.source} has one pair, or pairs of one text, and so no negatives; give more "
                                 "pairs, or hard negatives with --objective.negatives.")
         if data.score_field and len({row.values["label"] for row in source.records["train"]}) < 2:
-            raise UserError(f"{data.source}: all rows have the same score, so that nothing can be learnt; name another "
-                            "column with --data.score-field.")
+            raise UserError(f"{data.source}: all rows have the same score, so there is nothing to learn; give others.")
         return self
 
     def num_examples(self, source: LabelledSource, length: int) -> int:

@@ -113,16 +113,11 @@ def accuracy(predictions: Sequence[Hashable], gold: Sequence[Hashable]) -> float
 
 
 def correlations(predictions: Sequence[float], gold: Sequence[float]) -> dict[str, float]:
-    """Return the correlations of Pearson and of Spearman, `pearson` and `spearman`; 0 if either side is constant.
-
-    Fewer than two rows have none.
-    """
-    if len(gold) < 2:
-        return {}
+    """Return `pearson` and `spearman`, the correlations: 0 if either side is constant; {} for fewer than two rows."""
     import scipy.stats  # 60 MB, which pretraining does not need
 
-    is_constant = np.ptp(predictions) == 0 or np.ptp(gold) == 0
-    measures = {"pearson": scipy.stats.pearsonr, "spearman": scipy.stats.spearmanr}
+    is_constant = len(gold) < 2 or np.ptp(predictions) == 0 or np.ptp(gold) == 0
+    measures = {"pearson": scipy.stats.pearsonr, "spearman": scipy.stats.spearmanr} if len(gold) > 1 else {}
     return {name: 0.0 if is_constant else float(measure(predictions, gold)[0]) for name, measure in measures.items()}
 
 

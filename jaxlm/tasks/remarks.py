@@ -24,9 +24,7 @@ class HasClasses(Protocol):
 def require_classes(task: HasClasses, records: Sequence[Record], data: LabelledData) -> None:
     """Raise UserError if all training rows have the same class or number, so that nothing can be learnt."""
     is_number = getattr(task, "target", "") == "number"
-    (labels, *others) = {
-        frozenset([record.values["label"]] if is_number else task.label_names(record)) for record in records
-    }
+    (labels, *others) = {frozenset([row.values["label"]] if is_number else task.label_names(row)) for row in records}
     if others or len(labels) != 1:
         return
     other = f", or another column with {data.label_flag}" if data.label_flag else ""

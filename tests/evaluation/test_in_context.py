@@ -108,7 +108,7 @@ def test_an_answer_that_names_two_choices_is_refused(prompt_file, tmp_path):
     pieces = {"7": ["7", "2", "1"], "0": ["0", "2", "1"], "2": ["4", "2", "1"]}
     lines = [json.dumps({"text": "abc", "pieces": texts, "label": label}) for label, texts in pieces.items()]
     (tmp_path / "own.jsonl").write_text("\n".join(lines))
-    with pytest.raises(UserError, match=r"line 3: the answer '2' is the number of choice .1. and the text of another"):
+    with pytest.raises(UserError, match=r"line 3: the answer '2' is the number of one choice and the text of ano"):
         read_examples(read_task(prompt_file(**fields)))
     for labels, golds in (("012", [0, 0, 2]), ("abc", [0, 0, 1])):
         templates = [f"{{pieces[{number}]}}" for number in range(3)]

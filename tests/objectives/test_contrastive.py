@@ -369,7 +369,7 @@ def test_rows_are_encoded_with_prompts(tokenizer, tmp_path):  # noqa: F811
     scored, cosent = dataclasses.replace(pairs, score_field="score"), dataclasses.replace(alone, criterion="cosent")
     for last in (1, 2):
         (tmp_path / "b.jsonl").write_text("".join(json.dumps(SHORT | {"score": one}) + "\n" for one in (1, 1, last)))
-        with contextlib.nullcontext() if last == 2 else pytest.raises(UserError, match="have the same score, so that"):
+        with contextlib.nullcontext() if last == 2 else pytest.raises(UserError, match="the same score, so there"):
             cosent.with_labels_of(scored.open(tokenizer), scored)
     (tmp_path / "a.jsonl").write_text(json.dumps(SHORT) + "\n")
     with pytest.raises(UserError, match="no row has hard negatives in negatives; name their columns"):
