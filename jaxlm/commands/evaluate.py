@@ -161,7 +161,7 @@ def print_result(result: dict[str, Any]) -> None:
                          ("unseen", "with a label that training had not seen and scored as wrong")):
         counts += f", {result[name]:,} {remark}" if name in result else ""
     counts += f", threshold {result['threshold']:g}" if "threshold" in result else ""
-    print(f"{result['task']}, {counts}{seeds}: {figures or 'no row has a label or negatives to score'}")
+    print(f"{result['task']}, {counts}{seeds}: {figures or 'too few rows have a label or negatives to score'}")
     if "classes" in result and "seeds" not in result:
         _print_classes(result["classes"], result.get("confusion") or [[]] * len(result["classes"]))
 
@@ -173,6 +173,7 @@ def _print_classes(classes: dict[str, dict[str, float]], confusion: list[list[in
     """
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from jaxlm.tasks.remarks import quoted
 
@@ -183,13 +184,13 @@ def _print_classes(classes: dict[str, dict[str, float]], confusion: list[list[in
     table = Table(box=None)
     table.add_column("class", max_width=30)
     for name in ("precision", "recall", "f1", "rows", *(map(quoted, classes) if shows_confusion else ())):
-        table.add_column(name, justify="right", max_width=12)
+        table.add_column(Text(name), justify="right", max_width=12)  # as it is: [b] in a name is no markup
     for (name, figures), row in zip(classes.items(), confusion, strict=True):
         if name not in shown:
             continue
         cells = [f"{figures[figure]:.3f}" for figure in ("precision", "recall", "f1")]
         predictions = [f"{n:,}" for n in row] if shows_confusion else ()
-        table.add_row(quoted(name), *cells, f"{figures['rows']:,}", *predictions)
+        table.add_row(Text(quoted(name)), *cells, f"{figures['rows']:,}", *predictions)
     Console(soft_wrap=False).print(table)
     if len(shown) < len(classes):
         print(f"and {len(classes) - len(shown):,} less frequent classes (--json has all)")

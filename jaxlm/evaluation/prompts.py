@@ -45,8 +45,8 @@ class PromptTask:
     choices: tuple[str, ...] | str = ()
     """Templates of the continuations, or the name of a column that holds a list of texts (kind choice)."""
     answer: str = ""
-    """Column of the right answer: a choice by its label, its number from 0 or its text; the text to generate, or a list
-    of such texts."""
+    """Column of the right answer: a choice by its label or number from 0, else by its text; the text to generate,
+    or a list of such texts."""
     labels: tuple[str, ...] = ()
     """Values of `answer` in the order of `choices`; by default their numbers."""
     delimiter: str = " "
@@ -225,11 +225,16 @@ def _example(task: PromptTask, number: int, row: TableRow) -> PromptRow:
         texts = [fill(template, row) for template in task.choices]
     value = row.label(task.answer) or ""
     names = task.labels or tuple(map(str, range(len(texts))))
-    options = names if value in names else [text.strip() for text in texts]
+    stripped = [text.strip() for text in texts]
+    options = names if value in names else stripped
     if value.strip() not in options:
         raise UserError(f"{row.place}: the answer {value!r} is none of the labels {', '.join(names)}, and no choice.")
-    choices = tuple(task.delimiter + text for text in texts)
-    return dataclasses.replace(example, choices=choices, labels=names, gold=options.index(value.strip()))
+    kept = [i for i, text in enumerate(stripped) if text]  # an empty text has no tokens to score
+    gold = options.index(value.strip())
+    if len(kept) < 2 or gold not in kept:
+        raise UserError(f"{row.place}: fewer than two choices have a text, or the right one has none; fix the row.")
+    choices, names = (tuple(each[i] for i in kept) for each in ([task.delimiter + text for text in texts], names))
+    return dataclasses.replace(example, choices=choices, labels=names, gold=kept.index(gold))
 
 
 def _columns(template: str) -> list[str]:

@@ -326,14 +326,15 @@ def in_batch_metrics(
     """Return metrics of cosines, in late interaction of their means over the tokens of a query.
 
     Returns:
-        `accuracy`, the share of queries whose positive has a higher cosine than every other passage of the batch, and
+        `accuracy`, the share of the queries with negatives whose positive has a higher cosine than all of these, and
         the mean cosines of positives and of negatives.
     """
     positive = jnp.eye(len(cosines), dtype=bool)[..., None] & (jnp.arange(cosines.shape[-1]) == 0)
     is_negative = ~(excluded | positive)
     own = jnp.sum(jnp.where(positive, cosines, 0.0), axis=(1, 2))
+    is_right = own > jnp.max(jnp.where(is_negative, cosines, -jnp.inf), axis=(1, 2))
     return {
-        "accuracy": Term.of(own > jnp.max(jnp.where(is_negative, cosines, -jnp.inf), axis=(1, 2)), weights),
+        "accuracy": Term.of(is_right, weights * jnp.any(is_negative, axis=(1, 2))),
         "positive_cosine": Term.of(own, weights),
         "negative_cosine": Term.of(cosines, is_negative.astype(jnp.float32)),
     }

@@ -90,6 +90,10 @@ class MaskedLM(Objective):
         return PAIR_TASKS.get(self.input_format)
 
     @property
+    def min_rows(self) -> int:
+        return 2 if self.input_format == "next-sentence" else 1  # a random second segment comes from another row
+
+    @property
     def _has_full_rows(self) -> bool:
         """Whether rows are full across documents; their masks follow fairseq's rules (see `input_format`)."""
         return self.input_format in ("full-sentences", "packed")

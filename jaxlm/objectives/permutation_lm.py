@@ -50,6 +50,10 @@ class PermutationLM(Objective):
     token_losses = ("plm_loss",)
     answer_kind = "text"
 
+    @property
+    def min_rows(self) -> int:
+        return 4 if self.random_rate else 1  # a last segment comes from another row of the same direction
+
     def check(self, vocabulary: Vocabulary, length: int) -> None:
         vocabulary.require("cls", "sep", "pad", "eos", purpose="permutation language modelling")
         if length < 16 or length % 2:

@@ -163,7 +163,7 @@ class Task(Objective):
         if not self.labels and len(found) > max(100, sum(len(self.label_names(record)) for record in records) / 2):
             raise UserError(
                 f"{len(records):,} rows have {len(found):,} different labels, such as {min(found)!r:.60}; name the "
-                "column that has the labels, as with --data.label-field."
+                "column that has them, as by --data.label-field, or if these are the classes, give --objective.labels."
             )
         ordered = (*(name for name in names if name in found), *sorted(found.difference(names), key=label_order))
         return dataclasses.replace(self, labels=self.labels or ordered)

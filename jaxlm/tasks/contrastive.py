@@ -86,6 +86,8 @@ class Contrastive(InfoNCE):
             if min([len(train), *(len({row.values[name] for row in train}) for name in names)]) < 2:
                 raise UserError(f"{data.source} has one pair, or pairs of one text, and so no negatives; give more "
                                 "pairs, or hard negatives with --objective.negatives.")
+        if data.score_field and len({row.values["label"] for row in source.records["train"]}) < 2:
+            raise UserError(f"{data.source}: all rows have the same score, so there is nothing to learn; give others.")
         return self
 
     def num_examples(self, source: LabelledSource, length: int) -> int:
@@ -156,6 +158,8 @@ class Contrastive(InfoNCE):
         if several := sum(len(_positives(record)) > 1 for record in source.records["train"]):
             lines.append(f"{several:,} rows have several positives, of which each step draws one (of the first "
                          f"{MOST_POSITIVES})")
+        if self.min_rows > len(source.records.get("held_out", ())) == 1:
+            lines.append("1 row is held out and has none to be compared with, so that its loss is 0; give --data.dev")
         if self.criterion == "info-nce" and most != self.negatives:
             lines.append(f"Rows have up to {most} hard negatives; --objective.negatives is {self.negatives}")
         return lines

@@ -124,11 +124,11 @@ def accuracy(predictions: Sequence[Hashable], gold: Sequence[Hashable]) -> float
 
 
 def correlations(predictions: Sequence[float], gold: Sequence[float]) -> dict[str, float]:
-    """Return the correlations of Pearson and of Spearman, `pearson` and `spearman`; 0 if either side is constant."""
+    """Return `pearson` and `spearman`, the correlations: 0 if either side is constant; {} for fewer than two rows."""
     import scipy.stats  # 60 MB, which pretraining does not need
 
     is_constant = len(gold) < 2 or np.ptp(predictions) == 0 or np.ptp(gold) == 0
-    measures = {"pearson": scipy.stats.pearsonr, "spearman": scipy.stats.spearmanr}
+    measures = {"pearson": scipy.stats.pearsonr, "spearman": scipy.stats.spearmanr} if len(gold) > 1 else {}
     return {name: 0.0 if is_constant else float(measure(predictions, gold)[0]) for name, measure in measures.items()}
 
 
@@ -311,6 +311,8 @@ def best_threshold(scores: Float[np.ndarray, "rows labels"], golds: Bool[np.ndar
     It lies halfway between two scores, or is 0.5 if that does not change the predictions. Among equally good thresholds
     it is the one that is closest to 0.5.
     """
+    if not golds.any():
+        return 0.5  # every threshold has an F1 of 0
     order = np.argsort(-scores, axis=None, kind="stable")
     upper = scores.ravel()[order]
     lower = np.append(upper[1:], 0.0)

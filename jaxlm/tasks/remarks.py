@@ -22,14 +22,15 @@ class HasClasses(Protocol):
 
 
 def require_classes(task: HasClasses, records: Sequence[Record], data: LabelledData) -> None:
-    """Raise UserError if all training rows have the same label, so that nothing can be learnt."""
-    (labels, *others) = {frozenset(task.label_names(record)) for record in records}
+    """Raise UserError if all training rows have the same class or number, so that nothing can be learnt."""
+    is_number = getattr(task, "target", "") == "number"
+    (labels, *others) = {frozenset([row.values["label"]] if is_number else task.label_names(row)) for row in records}
     if others or len(labels) != 1:
         return
     other = f", or another column with {data.label_flag}" if data.label_flag else ""
     raise UserError(
         f"{data.source}: all {len(records):,} rows have the label {min(labels)!r:.60}, so there is nothing to learn; "
-        f"give rows of two classes or more{other}."
+        f"give rows of two {'numbers' if is_number else 'classes'} or more{other}."
     )
 
 

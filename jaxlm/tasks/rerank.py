@@ -93,7 +93,8 @@ class Rerank(MultipleChoice):
         logits = jnp.where(label >= 0, logits, -jnp.inf)
         is_right = logits[:, 0] > jnp.max(logits[:, 1:], axis=-1, initial=-jnp.inf)
         losses = cross_entropy(logits, jnp.zeros(len(logits), jnp.int32))
-        return {"task_loss": Term.of(losses, weights, 1.0), "accuracy": Term.of(is_right, weights)}
+        has_negatives = jnp.any(label[:, 1:] >= 0, axis=-1)  # the loss counts other rows too, as ListNetLoss does
+        return {"task_loss": Term.of(losses, weights, 1.0), "accuracy": Term.of(is_right, weights * has_negatives)}
 
     def describe(self, batch: Arrays, example: Arrays, row: int) -> list[Line]:
         positive, *negatives = Task.describe(self, batch, example, row)

@@ -89,6 +89,35 @@ def test_a_choice_is_the_likeliest_continuation(gpt2, prompt_file, tmp_path):
         assert result["metrics"] == {"accuracy": np.mean([row["prediction"] == row["gold"] for row in rows])}
 
 
+def test_an_empty_choice_is_none(t5, prompt_file, tmp_path):
+    """A row of a table may have fewer choices than the others; an empty text would have the likelihood 1."""
+    fields = dict(kind="choice", data="rows.csv", prompt="{text}", choices=["{a}", "{b}", "{c}"], answer="label")
+    table = "text,a,b,c,label\nabc,abx,aby,abk,2\nbbc,bbx,,bby,{}\n"
+    (tmp_path / "rows.csv").write_text(table.format(2))
+    run(t5[2], prompt_file(**fields), str(tmp_path / "out.jsonl"))
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [[*row["scores"]] for row in rows] == [["0", "1", "2"], ["0", "2"]]
+    assert rows[1]["prediction"] != "1" and rows[1]["gold"] == "2" and max(rows[1]["scores"].values()) < 0
+    examples = read_examples(read_task(prompt_file(**fields, shots=1, delimiter=" = ", separator="#")))
+    assert [e.prompt for e in examples] == ["bbc = bby#abc", "abc = abk#bbc"]
+    for text in (table.format(1), table.replace("bby", "").format(0)):
+        (tmp_path / "rows.csv").write_text(text)
+        with pytest.raises(UserError, match="line 3: fewer than two choices have a text, or the right one has none"):
+            read_examples(read_task(prompt_file(**fields)))
+
+
+def test_an_answer_is_a_number_before_it_is_a_text(prompt_file, tmp_path):
+    """As in MMLU, whose choices may be numbers too; labels say otherwise."""
+    fields = dict(kind="choice", data="own.jsonl", prompt="{text}", choices="pieces", answer="label")
+    pieces = {"7": ["7", "2", "1"], "0": ["0", "2", "1"], "2": ["4", "2", "1"]}
+    lines = [json.dumps({"text": "abc", "pieces": texts, "label": label}) for label, texts in pieces.items()]
+    (tmp_path / "own.jsonl").write_text("\n".join(lines))
+    assert [example.gold for example in read_examples(read_task(prompt_file(**fields)))] == [0, 0, 2]
+    templates = [f"{{pieces[{number}]}}" for number in range(3)]
+    task = read_task(prompt_file(**fields | {"choices": templates, "labels": [*"abc"]}))
+    assert [example.gold for example in read_examples(task)] == [0, 0, 1]
+
+
 def test_shots_precede_the_prompt(prompt_file):
     fields = dict(
         kind="choice", prompt="Say {text}:", choices=[" no", " yes"], answer="label", delimiter="", separator="#"

@@ -171,6 +171,18 @@ def test_texts_that_are_no_negatives_by_hand():
     assert not gradient[6].any() and not gradient[5, 2].any() and gradient[:6, :2].any()
 
 
+def test_accuracy_is_of_the_queries_with_negatives():
+    """A row alone has none, nor has a query whose rows are all of its own positive."""
+    vectors = jnp.asarray(np.random.default_rng(3).normal(size=(3, 2, WIDTH)), jnp.float32)
+    for rows, wanted in ((1, 0), (3, 3)):
+        example = jax.tree.map(jnp.asarray, drawn(2, rows))
+        terms = OfVectors().loss({"vectors": vectors[:rows]}, example, jax.random.key(0), False)
+        assert terms["accuracy"].weight == wanted and terms["contrastive_loss"].weight == rows  # as in the peer's loss
+    example["input_ids"] = example["input_ids"].at[1:].set(example["input_ids"][0])
+    terms = OfVectors().loss({"vectors": vectors}, example, jax.random.key(0), False)
+    assert terms["accuracy"].weight == 0
+
+
 def test_the_hash_is_that_of_the_text():
     draw = np.random.default_rng(0)
     ids = np.unique(draw.integers(0, 50_000, (20_000, 8), np.int32), axis=0)
@@ -354,6 +366,11 @@ def test_rows_are_encoded_with_prompts(tokenizer, tmp_path):  # noqa: F811
             r"b.jsonl has one pair, or pairs of one text, and so no negatives"
         )):
             alone.with_labels_of(pairs.open(tokenizer), pairs)
+    scored, cosent = dataclasses.replace(pairs, score_field="score"), dataclasses.replace(alone, criterion="cosent")
+    for last in (1, 2):
+        (tmp_path / "b.jsonl").write_text("".join(json.dumps(SHORT | {"score": one}) + "\n" for one in (1, 1, last)))
+        with contextlib.nullcontext() if last == 2 else pytest.raises(UserError, match="the same score, so there"):
+            cosent.with_labels_of(scored.open(tokenizer), scored)
     (tmp_path / "a.jsonl").write_text(json.dumps(SHORT) + "\n")
     with pytest.raises(UserError, match="no row has hard negatives in negatives; name their columns"):
         objective.with_labels_of(data.open(tokenizer), data)
@@ -401,6 +418,11 @@ def test_one_of_several_positives_is_drawn_each_step(tokenizer, tmp_path):  # no
         "1 rows have several positives, of which each step draws one (of the first 32)"]
     key = jax.random.key(0)
     assert jax.eval_shape(lambda example: objective.loss(objective.init(key), example, key, True), example)
+    plain = Contrastive(model=BERT).bind(tokenizer.vocabulary, 16)
+    for held_out, told in ((1, True), (2, False)):
+        source.records["held_out"] = source.records["train"][:1] * held_out
+        assert any(line.startswith("1 row is held out") for line in plain.remarks(source, 16)) == told
+    assert not any("held out" in line for line in objective.remarks(source, 16))
     rerank = Rerank(model=BERT).bind(tokenizer.vocabulary, 16)
     assert rerank.remarks(source, 16)[-1] == "1 rows have several positives, of which the first is read"
     (bad,) = rows_of(tmp_path, "b.jsonl", json.dumps({"query": "a", "positive": ["b", "c"], "score": 1}) + "\n",

@@ -10,8 +10,11 @@ import jax
 import numpy as np
 import pytest
 
+from jaxlm.config.experiment import Experiment
 from jaxlm.data.base import Statistics
+from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
+from jaxlm.fields import with_value
 from jaxlm.models.albert import Albert
 from jaxlm.models.base import Inputs
 from jaxlm.models.bert import Bert
@@ -255,3 +258,12 @@ def test_mistakes_are_one_sentence(make, words):
     with pytest.raises(UserError, match=words) as error:
         make()
     assert "\n" not in str(error.value)
+
+
+def test_a_batch_has_another_row_for_a_second_segment():
+    """A row alone has no partner, so that next-sentence prediction would have no labels."""
+    for input_format, least in (("next-sentence", 2), ("sentence-order", 1), ("document", 1)):
+        preset = Experiment(MaskedLM(model=TINY, input_format=input_format), data=TextData(length=32))
+        with_value(preset, "train.batch_size", least).validate()
+    with pytest.raises(UserError, match=r"train.batch_size is 1; MaskedLM needs 2 or more"):
+        with_value(with_value(preset, "objective.input_format", "next-sentence"), "train.batch_size", 1).validate()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import functools
 
@@ -13,7 +14,10 @@ import pytest
 
 from jaxlm.analysis.costs import product_flops
 from jaxlm.analysis.hlo import parse
+from jaxlm.config.experiment import Experiment
+from jaxlm.data.text import TextData
 from jaxlm.errors import UserError
+from jaxlm.fields import with_value
 from jaxlm.models.base import Inputs
 from jaxlm.models.xlnet import Xlnet
 from jaxlm.objectives.permutation_lm import PermutationLM
@@ -252,3 +256,17 @@ def test_flops_are_those_of_a_row_among_many():
     inputs = Inputs(jnp.ones((rows, length), jnp.int32))
     compiled = jax.jit(model.hidden_states).lower(jax.eval_shape(model.init, jax.random.key(0)), inputs).compile()
     assert product_flops(parse(compiled.as_text())) / rows == pytest.approx(model.forward_flops(length), rel=0.03)
+
+
+@pytest.mark.parametrize(("rows", "random_rate"), [(4, 0.5), (2, 0.5), (2, 0.0)])
+def test_a_batch_has_another_row_of_each_direction(rows, random_rate):
+    """Of two rows, none has another of its direction; of four, every row with a B from another row takes another."""
+    objective = dataclasses.replace(OBJECTIVE, random_rate=1.0 if random_rate else 0.0)
+    text = TokenBatch(*(x[:rows] for x in batch()[:2]))
+    ids = jax.jit(objective.corrupt)(jax.random.key(0), text)["input_ids"]
+    own = [set(ids[row].tolist()) - {V.cls, V.sep} <= set(text.tokens[row].tolist()) for row in range(rows)]
+    assert own == [rows == 2] * rows
+    preset = Experiment(PermutationLM(model=SMALL, random_rate=random_rate), data=TextData(length=LENGTH))
+    preset = with_value(preset, "train.batch_size", rows)
+    with contextlib.nullcontext() if rows == 4 or not random_rate else pytest.raises(UserError, match="needs 4 or mo"):
+        preset.validate()

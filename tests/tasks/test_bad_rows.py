@@ -129,6 +129,16 @@ def test_a_single_class_is_refused(data, file, text, message, tmp_path):
     require_classes(MultipleChoice(), rows, data)  # has no classes
 
 
+def test_a_single_number_is_refused(tmp_path):
+    text = "text\tlabel\n" + "".join(f"{word}\t3.5\n" for word in "abc")
+    data, task = TextRows(source=str(tmp_path / "x.tsv")), Classification(target="number")
+    rows = read(data, tmp_path, "x.tsv", text)
+    for kind in (task, TextToText(kind=task)):
+        with pytest.raises(UserError, match=r"all 3 rows have the label '3.5', .*give rows of two numbers or more, or"):
+            kind.with_labels_of(SimpleNamespace(records={"train": rows, "held_out": []}), data)
+    require_classes(task, read(data, tmp_path, "x.tsv", text + "d\t4\n"), data)
+
+
 BAD_ROWS = {
     "columns": (TextRows, "x.tsv", "text\tlabel\na\tx\nb\nc\td\te\nd\tx\n", ["line 3 has 1", "line 4 has 3"]),
     "json": (TextRows, "x.jsonl", '{"text": "a", "label": 1}\n{"text": "b"}\n{\n{"text": null, "label": 2}\n'

@@ -531,7 +531,9 @@ def test_other_mistakes(models, rows, tmp_path, capsys):
     (tmp_path / "bare.tsv").write_text("text\tlabel\na\tx\nb\t\nc\ty\nd\ty\n")
     refused(finetune("classify", tmp_path / "bare.tsv", models("bert"), tmp_path / "b"), "line 3 has no label")
     (tmp_path / "wrong.tsv").write_text("text\tlabel\n" + "".join(f"a\ttext {i}\n" for i in range(200)))
-    refused(finetune("classify", tmp_path / "wrong.tsv", models("bert"), tmp_path / "b"), "200 different labels")
+    refused(finetune("classify", tmp_path / "wrong.tsv", models("bert"), tmp_path / "b"),
+            "200 different labels, such as 'text 0'; name the column that has them, as by --data.label-field, or "
+            "if these are the classes, give --objective.labels")
     refused(main(["pretrain", "configs/tasks/classify.py", "--init-from", models("bert")]), "use `jaxlm finetune`")
     refused(main(["finetune", "configs/bert_tiny.py", "--init-from", models("bert")]), "use `jaxlm pretrain`")
     refused(main(["finetune", "configs/tasks/classify.py", "--data.source", str(rows["classify"]), "--run-dir",

@@ -103,6 +103,16 @@ def test_evaluation_scores_rows_with_a_label(kind, data, text, accuracy, counts,
     assert ("predicted as 'y'" in said and "--sweep optimizer.learning-rate=" in said) == (kind is Classification)
 
 
+def test_names_of_classes_are_printed_as_they_are(capsys):
+    """Brackets and colons are no markup of the terminal."""
+    names = ("[/b]", "[neg]", ":heart:")
+    print_result({"task": "classification", "examples": 3, "metrics": {"accuracy": 1.0}} | class_details(
+        names, names, names))
+    head, *lines = capsys.readouterr().out.splitlines()[2:]
+    assert [line.split()[0] for line in lines] == list(names)
+    assert head.split() == ["class", "precision", "recall", "f1", "rows", *names]
+
+
 def test_words_that_are_not_read_are_counted(tmp_path, capsys):
     (tmp_path / "x.conll").write_text("a y\nb x\n\nc y\n" + "d x\n" * 16)
     task = type("CannedTags", (Canned, Tagging), {})(model=Bert(), labels=("x", "y"))
