@@ -143,6 +143,24 @@ def test_a_checkpoint_that_one_process_cannot_read_is_skipped_by_both(preset, tm
     assert "The checkpoint of step 4 cannot be read (by another process)" in output and "resumed at step 2" in output
 
 
+@pytest.mark.slow
+def test_the_first_of_two_processes_exports_what_both_hold(preset, tmp_path):
+    """The folder is that of one process, which has the whole of every array."""
+    run = tmp_path / "run"
+    train_to(preset, run, tmp_path / "1", 1, "--mesh.fsdp", 2)
+    both = pair(tmp_path / "2", ["export", run, tmp_path / "two"])
+    for command in both:
+        assert command.wait() == 0, command.output
+    assert ["Wrote step 1" in command.output for command in both] == [True, False]
+    (alone,) = processes(tmp_path / "3", ["export", run, tmp_path / "one"])
+    assert alone.wait() == 0, alone.output
+    assert not [*tmp_path.glob(".two*")]
+    names = sorted(path.name for path in (tmp_path / "one").iterdir())
+    assert "model.safetensors" in names and sorted(path.name for path in (tmp_path / "two").iterdir()) == names
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "two")]
+    assert weights[0] == weights[1]
+
+
 @pytest.mark.slow  # three processes; test_hosts.py has the sentence
 def test_a_process_with_another_flag_is_named_by_all(preset, tmp_path):
     arguments = ["pretrain", preset, "--run-dir", tmp_path / "run"]
