@@ -16,6 +16,7 @@ from jaxlm.commands.common import start_jax
 from jaxlm.errors import UserError
 from jaxlm.parallel import hosts
 from jaxlm.runs import folder
+from jaxlm.tasks.evaluate import write_predictions
 from tests.params import first_fast
 from tests.training.support import Command
 
@@ -223,6 +224,17 @@ def test_a_process_that_is_alone_gives_up(tmp_path, preset, index, said):
     said = "jaxlm: " + said.format(address=address)
     first, second = command.output.splitlines()
     assert first == f"{said}; waiting up to 1 s (JAXLM_JOIN_SECONDS)." and second.startswith(f"{said}; gave up after 1")
+
+
+def test_only_the_first_process_checks_and_writes_an_output(monkeypatch, tmp_path):
+    """On a host of its own, another one may lack the folder, or have the file of an earlier command."""
+    path = tmp_path / "missing" / "out.jsonl"
+    for action in (lambda: hosts.check_main_output(path, "--predictions"), lambda: write_predictions(path, [{}])):
+        with pytest.raises(UserError, match="cannot be written"):
+            action()
+        with monkeypatch.context() as patch:
+            patch.setattr(jax, "process_index", lambda: 1)
+            action()
 
 
 def test_differences_name_the_odd_process():

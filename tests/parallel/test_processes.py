@@ -161,6 +161,20 @@ def test_the_first_of_two_processes_exports_what_both_hold(preset, tmp_path):
     assert weights[0] == weights[1]
 
 
+@pytest.mark.slow  # test_hosts.py has it with one process
+def test_an_output_is_checked_where_it_is_written(finished, tmp_path):
+    """Hosts share the run's folder, not their working directories."""
+    out, there = tmp_path / "out.npy", tmp_path / "there.npy"
+    there.write_text("mine")
+    embed, missing = ["embed", finished, "a text", "--out"], tmp_path / "missing" / "out.npy"
+    for command in processes(tmp_path / "1", [*embed, out], [*embed, missing]):
+        assert command.wait() == 0, command.output
+    assert np.load(out).shape == (1, 16) and not missing.parent.exists()
+    both = processes(tmp_path / "2", [*embed, there], [*embed, tmp_path / "other.npy"])
+    for command, words in zip(both, ("is there already", "process 0 stopped"), strict=True):
+        assert command.wait() == 2 and words in command.output, command.output
+
+
 @pytest.mark.slow  # three processes; test_hosts.py has the sentence
 def test_a_process_with_another_flag_is_named_by_all(preset, tmp_path):
     arguments = ["pretrain", preset, "--run-dir", tmp_path / "run"]
