@@ -31,11 +31,12 @@ def main(arguments: list[str]) -> None:
     import jax
     import numpy as np
 
-    from jaxlm.parallel.hosts import check_main_output, main_first
+    from jaxlm.parallel.hosts import check_main_output, main_first, together
     from jaxlm.runs.model import load_trained
 
     check_main_output(out, "--out", options.overwrite, (options.source or "",))
-    texts = list(options.texts) + (_read_texts(options.source, options.field) if options.source else [])
+    source, field = options.source, options.field
+    texts = [*options.texts, *together(lambda: _read_texts(source, field) if source else [], "all to read the texts")]
     if not texts:
         raise UserError("there is no text; give one, or --data.source FILE.")
     model = load_trained(options.model, mesh_of(options))

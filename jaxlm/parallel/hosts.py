@@ -216,7 +216,7 @@ def _is_one_of_several() -> bool:
 def main_first(action: Callable[[], Result], task: str, everywhere: bool = True) -> Result | None:
     """Run `action` on process 0, then on the others if `everywhere`, so that they find the files that it has written.
 
-    If it fails on process 0 it fails on all, so that none waits forever.
+    If it fails on one it fails on all, so that none waits forever.
 
     `task` is what it does, for `wait_for_all`, such as "prepare the text".
 
@@ -225,7 +225,7 @@ def main_first(action: Callable[[], Result], task: str, everywhere: bool = True)
     """
     is_main = jax.process_index() == 0
     result = together(action if is_main else lambda: None, f"process 0 to {task}")
-    return action() if everywhere and not is_main else result
+    return together((lambda: result) if is_main else action, f"the others to {task}") if everywhere else result
 
 
 def check_main_output(*arguments: Any, **options: Any) -> None:

@@ -237,6 +237,16 @@ def test_only_the_first_process_checks_and_writes_an_output(monkeypatch, tmp_pat
             action()
 
 
+@pytest.mark.parametrize("index", [0, 1])
+def test_all_wait_for_what_the_others_do_after_the_first(monkeypatch, index):
+    """So that none goes on alone where another one has failed."""
+    waits = []
+    monkeypatch.setattr(jax, "process_index", lambda: index)
+    monkeypatch.setattr(hosts, "together", lambda action, reason: waits.append(reason) or action())
+    assert hosts.main_first(lambda: 3, "write") == 3
+    assert waits == ["process 0 to write", "the others to write"]
+
+
 def test_differences_name_the_odd_process():
     alike = {"host": "a", "devices": "4 TPU v5e", "jax": "0.10.2"}
     hosts._refuse_differences([alike, alike | {"host": "b"}])

@@ -175,6 +175,17 @@ def test_an_output_is_checked_where_it_is_written(finished, tmp_path):
         assert command.wait() == 2 and words in command.output, command.output
 
 
+@pytest.mark.slow
+def test_a_file_that_one_process_cannot_read_ends_both(finished, tmp_path):
+    """The other one would wait for it in a collective until jax ends it."""
+    text = tmp_path / "text.txt"
+    text.write_text("a text\n")
+    embed = ["embed", finished, "--data.source"]
+    both = processes(tmp_path / "1", [*embed, text], [*embed, tmp_path / "missing.txt"])
+    for command, words in zip(both, ("process 1 stopped", "missing.txt"), strict=True):
+        assert command.wait() == 2 and words in command.output, command.output
+
+
 @pytest.mark.slow  # three processes; test_hosts.py has the sentence
 def test_a_process_with_another_flag_is_named_by_all(preset, tmp_path):
     arguments = ["pretrain", preset, "--run-dir", tmp_path / "run"]
