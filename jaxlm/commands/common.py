@@ -75,9 +75,11 @@ def vector_options(parser: argparse.ArgumentParser) -> None:
 
 
 def remark_length(length: int | None, model: Any) -> None:
-    """Say so if a model reads fewer tokens of a text than --length."""
+    """Say so, on process 0, if a model reads fewer tokens of a text than --length."""
+    import jax
+
     most = model.objective.model.text_model.max_length
-    if most and (length or 0) > most:
+    if most and (length or 0) > most and jax.process_index() == 0:
         log_line(f"The model reads at most {most:,} tokens of a text; --length {length} changes nothing beyond.")
 
 

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxlm.errors import UserError
@@ -42,7 +43,8 @@ def run(
     loaded = load_trained(model_path, mesh)
     loaded.require_heads()
     tokenizer, prompts = loaded.tokenizer, [example.prompt for example in examples]
-    if unknown := summarize_unknown(tokenizer, [(tokenizer.encode_arrays([text])[0], [text]) for text in prompts]):
+    unknown = summarize_unknown(tokenizer, [(tokenizer.encode_arrays([text])[0], [text]) for text in prompts])
+    if unknown and jax.process_index() == 0:
         print(unknown)
     is_run = (any_path(model_path) / "checkpoints").is_dir()
     rows, found, settings = evaluate(loaded, task, examples, is_run)

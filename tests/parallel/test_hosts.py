@@ -8,12 +8,14 @@ import socket
 import tempfile
 import threading
 import time
+from types import SimpleNamespace
 
 import jax
 import pytest
 
-from jaxlm.commands.common import start_jax
+from jaxlm.commands.common import remark_length, start_jax
 from jaxlm.errors import UserError
+from jaxlm.models.gpt2 import Gpt2
 from jaxlm.parallel import hosts
 from jaxlm.runs import folder
 from jaxlm.tasks.evaluate import write_predictions
@@ -245,6 +247,15 @@ def test_all_wait_for_what_the_others_do_after_the_first(monkeypatch, index):
     monkeypatch.setattr(hosts, "together", lambda action, reason: waits.append(reason) or action())
     assert hosts.main_first(lambda: 3, "write") == 3
     assert waits == ["process 0 to write", "the others to write"]
+
+
+def test_the_first_process_remarks_on_a_length(monkeypatch, capsys):
+    model = SimpleNamespace(objective=SimpleNamespace(model=SimpleNamespace(text_model=Gpt2(max_positions=64))))
+    remark_length(65, model)
+    assert "at most 64 tokens" in capsys.readouterr().err
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    remark_length(65, model)
+    assert not capsys.readouterr().err
 
 
 def test_differences_name_the_odd_process():
