@@ -85,7 +85,7 @@ def remark_length(length: int | None, model: Any) -> None:
 
 def mesh_options(parser: argparse.ArgumentParser) -> None:
     """Add the axes of the mesh of a trained model, for `mesh_of`."""
-    text = "devices along this axis of the mesh; by default as in the model's training if they suffice, else fsdp"
+    text = "devices on this axis; by default as in training if they suffice, else fsdp; data for a Transformers folder"
     for axis in ("data", "fsdp", "tensor"):
         parser.add_argument(f"--mesh.{axis}", type=int, default=argparse.SUPPRESS, help=text, metavar="N")
 
