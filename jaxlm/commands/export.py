@@ -62,12 +62,11 @@ def main(arguments: list[str]) -> None:
         vectors=None if pooling == "none" else vectors, stop_ids=model.settings.stop_ids,
         settings={"fresh": model.fresh, "rows": rows},
     ), "write the folder", everywhere=False)
-    if out is None:
-        return
     name = model.objective.primary_metric
     loss = f", held-out {name} {evaluation[name]:.4f}" if name in evaluation else ""
     if loss and earlier:
         loss += f" at step {evaluated:,}"
     what = f"the {steps}" if is_mean else f"step {step:,}"
-    print(f"Wrote {what}{loss} to {out}; its README.md says how it is loaded.")
+    if out:
+        print(f"Wrote {what}{loss} to {out}; its README.md says how it is loaded.")
 
