@@ -16,7 +16,7 @@ from jaxlm.errors import UserError
 from jaxlm.evaluation.prompts import METRICS, PromptRow, PromptTask, read_examples, read_task
 from jaxlm.inference.score import Score, prompt_of, window
 from jaxlm.inference.text import fit_prompts
-from jaxlm.parallel.hosts import check_main_output
+from jaxlm.parallel.hosts import check_main_output, together
 from jaxlm.paths import any_path
 from jaxlm.runs.model import TrainedModel, load_trained
 from jaxlm.tasks import metrics
@@ -37,9 +37,9 @@ def run(
     Returns:
         {"task", "metrics", "examples"}, for perplexity also "length" and "stride" of the windows.
     """
-    task = read_task(task_file)
+    task = together(lambda: read_task(task_file), "all to read the task")
     check_main_output(predictions, "--predictions", inputs=(task_file, task.data, task.shots_data))
-    examples = read_examples(task, limit)
+    examples = together(lambda: read_examples(task, limit), "all to read the prompts")
     loaded = load_trained(model_path, mesh)
     loaded.require_heads()
     tokenizer, prompts = loaded.tokenizer, [example.prompt for example in examples]
