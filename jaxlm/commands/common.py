@@ -75,15 +75,17 @@ def vector_options(parser: argparse.ArgumentParser) -> None:
 
 
 def remark_length(length: int | None, model: Any) -> None:
-    """Say so if a model reads fewer tokens of a text than --length."""
+    """Say so, on process 0, if a model reads fewer tokens of a text than --length."""
+    import jax
+
     most = model.objective.model.text_model.max_length
-    if most and (length or 0) > most:
+    if most and (length or 0) > most and jax.process_index() == 0:
         log_line(f"The model reads at most {most:,} tokens of a text; --length {length} changes nothing beyond.")
 
 
 def mesh_options(parser: argparse.ArgumentParser) -> None:
     """Add the axes of the mesh of a trained model, for `mesh_of`."""
-    text = "devices along this axis of the mesh; by default as in the model's training if they suffice, else fsdp"
+    text = "devices on this axis; by default as in training if they suffice, else fsdp; data for a Transformers folder"
     for axis in ("data", "fsdp", "tensor"):
         parser.add_argument(f"--mesh.{axis}", type=int, default=argparse.SUPPRESS, help=text, metavar="N")
 

@@ -11,7 +11,6 @@ import json
 
 from jaxlm.commands.common import Parser, mesh_of, mesh_options, output_option, remark_length, start_jax, vector_options
 from jaxlm.errors import UserError
-from jaxlm.paths import check_output
 
 
 def main(arguments: list[str]) -> None:
@@ -28,14 +27,16 @@ def main(arguments: list[str]) -> None:
     output_option(parser, "--out", "file for the vectors, in numpy's format")
     options = parser.parse_intermixed_args(arguments or ["--help"])
     out = options.out and options.out.removesuffix(".npy") + ".npy"
-    check_output(out, "--out", options.overwrite, (options.source or "",))
     start_jax()
     import jax
     import numpy as np
 
+    from jaxlm.parallel.hosts import check_main_output, main_first, together
     from jaxlm.runs.model import load_trained
 
-    texts = list(options.texts) + (_read_texts(options.source, options.field) if options.source else [])
+    check_main_output(out, "--out", options.overwrite, (options.source or "",))
+    source, field = options.source, options.field
+    texts = [*options.texts, *together(lambda: _read_texts(source, field) if source else [], "all to read the texts")]
     if not texts:
         raise UserError("there is no text; give one, or --data.source FILE.")
     model = load_trained(options.model, mesh_of(options))
@@ -45,17 +46,19 @@ def main(arguments: list[str]) -> None:
     vectors = model.encode(
         texts, options.pooling, options.length, options.normalize or None, options.prompt, progress=True
     )
-    if jax.process_index() > 0:
-        return
     if out is None:
-        for text, vector in zip(texts, vectors, strict=True):
+        for text, vector in zip(texts, vectors, strict=True) if jax.process_index() == 0 else ():
             print(json.dumps({"text": text, "vector": vector.tolist()}, ensure_ascii=False))
         return
-    try:
-        np.save(out, vectors)
-    except OSError as error:
-        raise UserError(f"{out} cannot be written ({error.strerror}); choose another --out.") from error
-    print(f"Wrote {vectors.shape[0]:,} vectors of width {vectors.shape[1]:,} to {out}.")
+
+    def write() -> None:
+        try:
+            np.save(out, vectors)
+        except OSError as error:
+            raise UserError(f"{out} cannot be written ({error.strerror}); choose another --out.") from error
+        print(f"Wrote {vectors.shape[0]:,} vectors of width {vectors.shape[1]:,} to {out}.")
+
+    main_first(write, "write the vectors", everywhere=False)
 
 
 def _read_texts(source: str, field: str) -> list[str]:

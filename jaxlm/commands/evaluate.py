@@ -33,7 +33,6 @@ from jaxlm.commands.common import (
     vector_options,
 )
 from jaxlm.errors import UserError
-from jaxlm.paths import check_output
 
 RESAMPLES = 1000
 """Resamples of a comparison."""
@@ -63,10 +62,12 @@ def main(arguments: list[str]) -> None:
         "default the model's own, else none"))
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     options, rest = parser.parse_known_args(arguments or ["--help"])
-    check_output(options.predictions, "--predictions", options.overwrite)
     start_jax()
     import jax
 
+    from jaxlm.parallel.hosts import check_main_output
+
+    check_main_output(options.predictions, "--predictions", options.overwrite)
     mesh = mesh_of(options)
     with standard_output(options):
         if options.vectors:

@@ -20,6 +20,8 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments or ["--help"])
     start_jax()
     from jaxlm.huggingface import ModelCard, export_folder
+    from jaxlm.parallel.hosts import main_first
+    from jaxlm.parallel.inference import to_host
     from jaxlm.runs.folder import RunFolder
     from jaxlm.runs.load import load_run
     from jaxlm.training.metrics import last_evaluation
@@ -54,15 +56,17 @@ def main(arguments: list[str]) -> None:
     vectors = vectors._replace(pooling=pooling, normalize=options.normalize or vectors.normalize)
     fields = experiment.data.format_fields() if model.objective.scores_rows else ()
     rows = {f.name: value for f in fields if (value := getattr(experiment.data, f.name)) != f.default}
-    out = export_folder(
-        options.out, model.objective, model.params, model.tokenizer, card, max_length=model.length,
+    params = to_host(model.params)  # of all processes
+    out = main_first(lambda: export_folder(
+        options.out, model.objective, params, model.tokenizer, card, max_length=model.length,
         vectors=None if pooling == "none" else vectors, stop_ids=model.settings.stop_ids,
         sampling=model.settings.sampling, settings={"fresh": model.fresh, "rows": rows}, step=step,
-    )
+    ), "write the folder", everywhere=False)
     name = model.objective.primary_metric
     loss = f", held-out {name} {evaluation[name]:.4f}" if name in evaluation else ""
     if loss and earlier:
         loss += f" at step {evaluated:,}"
     what = f"the {steps}" if is_mean else f"step {step:,}"
-    print(f"Wrote {what}{loss} to {out}; its README.md says how it is loaded.")
+    if out:
+        print(f"Wrote {what}{loss} to {out}; its README.md says how it is loaded.")
 

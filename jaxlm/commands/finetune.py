@@ -25,7 +25,6 @@ from jaxlm.commands.common import (
 )
 from jaxlm.commands.evaluate import print_result
 from jaxlm.errors import Stopped, UserError
-from jaxlm.paths import check_output
 
 
 def main(arguments: list[str]) -> int:
@@ -44,6 +43,7 @@ def main(arguments: list[str]) -> int:
     variants = [[*flags, f"--{field}", value] if field else flags for value in values]
     first = resolve_config(parser, options, variants[0])
     others = [resolve_config(parser, options, each, first.pretrained, start=False) for each in variants[1:]]
+    from jaxlm.parallel.hosts import check_main_output
     from jaxlm.runs.resolve import require_command
     from jaxlm.runs.sweep import fine_tune_all, seeds_of, test_remark
 
@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> int:
         trainings[value] = seeds_of(resolved, folder, options.seeds, options.predictions)
         for training in trainings[value]:
             data = resolved.experiment.data
-            check_output(training.predictions, "--predictions", options.overwrite, (data.source, data.dev))
+            check_main_output(training.predictions, "--predictions", options.overwrite, (data.source, data.dev))
     if field and not first.experiment.data.has_held_out:
         raise UserError("--sweep chooses by the held-out rows, and there are none; set --data.held-out or --data.dev.")
     remark = test_remark(options.test, first) if options.test else ""

@@ -47,7 +47,8 @@ def main(arguments: list[str]) -> None:
     if denoises := loaded.objective.denoises:  # the answers contain the prompts
         shown = [""] * len(prompts)
     is_main = jax.process_index() == 0
-    streams = is_terminal and is_main and not denoises and len(prompts) == 1 and options.beams == 1
+    # Of several processes all must take the same steps, and their terminals may differ.
+    streams = is_terminal and not denoises and len(prompts) == options.beams == jax.process_count() == 1
     if streams:
         _show(shown[0])
     answers = loaded.generate(

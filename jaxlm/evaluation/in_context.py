@@ -16,7 +16,8 @@ from jaxlm.errors import UserError
 from jaxlm.evaluation.prompts import METRICS, PromptRow, PromptTask, read_examples, read_task
 from jaxlm.inference.score import Score, prompt_of, window
 from jaxlm.inference.text import fit_prompts
-from jaxlm.paths import any_path, check_output
+from jaxlm.parallel.hosts import check_main_output, together
+from jaxlm.paths import any_path
 from jaxlm.runs.model import TrainedModel, load_trained
 from jaxlm.tasks import metrics
 from jaxlm.tasks.evaluate import write_predictions
@@ -36,18 +37,18 @@ def run(
     Returns:
         {"task", "metrics", "examples"}, for perplexity also "length" and "stride" of the windows.
     """
-    task = read_task(task_file)
-    check_output(predictions, "--predictions", inputs=(task_file, task.data, task.shots_data))
-    examples = read_examples(task, limit)
+    task = together(lambda: read_task(task_file), "all to read the task")
+    check_main_output(predictions, "--predictions", inputs=(task_file, task.data, task.shots_data))
+    examples = together(lambda: read_examples(task, limit), "all to read the prompts")
     loaded = load_trained(model_path, mesh)
     loaded.require_heads()
     tokenizer, prompts = loaded.tokenizer, [example.prompt for example in examples]
-    if unknown := summarize_unknown(tokenizer, [(tokenizer.encode_arrays([text])[0], [text]) for text in prompts]):
+    unknown = summarize_unknown(tokenizer, [(tokenizer.encode_arrays([text])[0], [text]) for text in prompts])
+    if unknown and jax.process_index() == 0:
         print(unknown)
     is_run = (any_path(model_path) / "checkpoints").is_dir()
     rows, found, settings = evaluate(loaded, task, examples, is_run)
-    if predictions and jax.process_index() == 0:
-        write_predictions(predictions, [{"id": example.id} | row for example, row in zip(examples, rows, strict=True)])
+    write_predictions(predictions, ({"id": example.id} | row for example, row in zip(examples, rows, strict=True)))
     return {"task": task.task, "metrics": found, "examples": len(examples)} | settings
 
 

@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxlm.data.readers import Columns
 from jaxlm.errors import UserError
 from jaxlm.objectives.contrastive import text_scores
-from jaxlm.paths import check_output
+from jaxlm.parallel.hosts import check_main_output
 from jaxlm.tasks.evaluate import Result, bootstrap, rounded, text_groups, write_predictions
 from jaxlm.tasks.metrics import CUTOFF, correlations
 from jaxlm.tasks.tables import TableRow, read_table, whole_table
@@ -64,7 +64,7 @@ def evaluate(
     Returns:
         The `Result` of the task "similarity" (scores), "pairs" (labels) or "retrieval".
     """
-    check_output(predictions, "--predictions", inputs=(path,))
+    check_main_output(predictions, "--predictions", inputs=(path,))
     encode = functools.partial(_encode_distinct, encode, is_cosine)
     if Path(path).is_dir():
         found = _retrieval(encode, _read_folder(Path(path)), limit)
@@ -76,8 +76,7 @@ def evaluate(
         is_pairs = len(names) == 3
         found = _pairs(encode, table, names, limit) if is_pairs else _retrieval(encode, _paired(table, *names), limit)
     rows, result, texts, measure = found
-    if predictions and jax.process_index() == 0:
-        write_predictions(predictions, rows)
+    write_predictions(predictions, rows)
     result |= {"metrics": rounded(measure(np.arange(len(rows)))), "examples": len(rows)}
     return result | (bootstrap(text_groups(texts), measure, resamples) if resamples else {})
 

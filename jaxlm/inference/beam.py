@@ -64,7 +64,7 @@ def search(objective, max_new_tokens, beams, start, params, prompts_and_mask, is
     batch, vocab = prompts.shape[0], is_stop.shape[0]
 
     def select(search: Search, logits: Array) -> tuple[Search, Array]:
-        """Return the search after one more token, and the parent rows of the state, int32 [batch * beams]."""
+        """Return the search after one more token, and the parents of its beams, int32 [batch, beams]."""
         running, step = search.running, search.step
         log_probs = jax.nn.log_softmax(logits[:, :vocab], axis=-1).reshape(batch, beams, vocab)
         scores = running.scores[:, :, None] + log_probs
@@ -79,8 +79,7 @@ def search(objective, max_new_tokens, beams, start, params, prompts_and_mask, is
         running, parent = _extend(running, log_probs, jnp.where(is_stop, MIN_SCORE, 0.0) + scores, step)
         worst = jnp.min(finished.scores, axis=1)
         may_improve = (worst <= MIN_SCORE) | (running.scores[:, 0] / length > worst)
-        rows = (jnp.arange(batch)[:, None] * beams + parent).reshape(-1)
-        return Search(running, finished, search.is_open & may_improve, step + 1, search.state), rows
+        return Search(running, finished, search.is_open & may_improve, step + 1, search.state), parent
 
     def is_running(search: Search) -> Array:
         return (search.step < max_new_tokens) & jnp.any(search.is_open)
@@ -88,8 +87,8 @@ def search(objective, max_new_tokens, beams, start, params, prompts_and_mask, is
     def body(search: Search) -> Search:
         last = jax.lax.dynamic_index_in_dim(search.running.tokens, search.step - 1, axis=2, keepdims=False)
         logits, state = objective.model.decode(params, last.reshape(-1), search.state)
-        search, rows = select(search, logits)
-        return search._replace(state=_take_rows(state, rows))
+        search, parent = select(search, logits)
+        return search._replace(state=_take_parents(state, parent))
 
     logits, state = objective.model.prefill(params, prompts, mask, max_new_tokens, start)
     shape = (batch, beams, max_new_tokens)
@@ -100,8 +99,8 @@ def search(objective, max_new_tokens, beams, start, params, prompts_and_mask, is
         empty._replace(scores=jnp.broadcast_to(first, shape[:2])), empty, jnp.ones(batch, bool), jnp.int32(0), None
     )
     initial, _ = select(initial, jnp.repeat(logits, beams, axis=0))
-    rows = jnp.repeat(jnp.arange(batch), beams)
-    finished = jax.lax.while_loop(is_running, body, initial._replace(state=_take_rows(state, rows))).finished
+    state = jax.tree.map(lambda x: jnp.repeat(x, beams, axis=0) if x.ndim else x, state)
+    finished = jax.lax.while_loop(is_running, body, initial._replace(state=state)).finished
     return finished.tokens[:, 0], finished.log_probs[:, 0], finished.counts[:, 0]
 
 
@@ -119,8 +118,8 @@ def _extend(running: Beams, log_probs: Array, scores: Array, step: Array) -> tup
     return Beams(tokens, beam_log_probs, best, beam.counts + 1), parent
 
 
-def _take(beams: Beams, which: Array) -> Beams:
-    """Return the beams with indices `which`, int32 [batch, selected]."""
+def _take(beams: Any, which: Array) -> Any:
+    """Return the beams with indices `which`, int32 [batch, selected], of arrays [batch, beams, …]."""
 
     def select(x: Array) -> Array:
         return jnp.take_along_axis(x, which.reshape(*which.shape, *(1,) * (x.ndim - 2)), axis=1)
@@ -128,6 +127,13 @@ def _take(beams: Beams, which: Array) -> Beams:
     return jax.tree.map(select, beams)
 
 
-def _take_rows(state: Any, rows: Array) -> Any:
-    """Return the given rows of a decoding state; scalars belong to all rows."""
-    return jax.tree.map(lambda x: jnp.take(x, rows, axis=0) if x.ndim else x, state)
+def _take_parents(state: Any, parent: Array) -> Any:
+    """Return the decoding state of beams with parents int32 [batch, beams]; scalars belong to all rows.
+
+    Indices within a prompt keep every row on its device; with those of rows of the batch, XLA would gather the cache.
+    """
+
+    def take(x: Array) -> Array:
+        return _take(x.reshape(*parent.shape, *x.shape[1:]), parent).reshape(x.shape) if x.ndim else x
+
+    return jax.tree.map(take, state)

@@ -28,7 +28,7 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 from jaxlm.errors import UserError
-from jaxlm.paths import cause, write_whole
+from jaxlm.paths import cause, check_output, write_whole
 
 Result = TypeVar("Result")
 
@@ -216,7 +216,7 @@ def _is_one_of_several() -> bool:
 def main_first(action: Callable[[], Result], task: str, everywhere: bool = True) -> Result | None:
     """Run `action` on process 0, then on the others if `everywhere`, so that they find the files that it has written.
 
-    If it fails on process 0 it fails on all, so that none waits forever.
+    If it fails on one it fails on all, so that none waits forever.
 
     `task` is what it does, for `wait_for_all`, such as "prepare the text".
 
@@ -225,7 +225,12 @@ def main_first(action: Callable[[], Result], task: str, everywhere: bool = True)
     """
     is_main = jax.process_index() == 0
     result = together(action if is_main else lambda: None, f"process 0 to {task}")
-    return action() if everywhere and not is_main else result
+    return together((lambda: result) if is_main else action, f"the others to {task}") if everywhere else result
+
+
+def check_main_output(*arguments: Any, **options: Any) -> None:
+    """Call `check_output` on process 0, which alone writes the file: hosts may not share the folder."""
+    main_first(lambda: check_output(*arguments, **options), "check the output", everywhere=False)
 
 
 def together(action: Callable[[], Result], reason: str) -> Result:

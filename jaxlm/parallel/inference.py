@@ -57,12 +57,17 @@ def place_batch(rows: Any, params: Params) -> Any:
     return jax.tree.map(place, rows) if mesh else rows
 
 
-def fetch(tree: Any, count: int) -> Any:
-    """Return the first `count` rows of arrays as numpy arrays, on every process."""
+def to_host(tree: Any) -> Any:
+    """Return arrays as numpy arrays, on every process."""
     def gather(array: jax.Array) -> jax.Array | np.ndarray:
         return array if array.is_fully_addressable else multihost_utils.process_allgather(array, tiled=True)
 
-    return jax.tree.map(lambda array: array[:count], jax.device_get(jax.tree.map(gather, tree)))
+    return jax.device_get(jax.tree.map(gather, tree))
+
+
+def fetch(tree: Any, count: int) -> Any:
+    """Return the first `count` rows of arrays as numpy arrays, on every process."""
+    return jax.tree.map(lambda array: array[:count], to_host(tree))
 
 
 def run_rows(function: Callable[..., Any], params: Params, rows: Any, *others: Any) -> Any:

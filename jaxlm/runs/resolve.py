@@ -21,7 +21,7 @@ from jaxlm.fields import Setting, check_types, settings, with_value
 from jaxlm.models.base import Model
 from jaxlm.objectives.base import Objective, with_options
 from jaxlm.objectives.pretrained import PretrainedModel
-from jaxlm.parallel.hosts import log
+from jaxlm.parallel.hosts import log, require_same, together
 from jaxlm.paths import is_run_folder
 from jaxlm.runs.folder import NO_RUN, RunFolder
 from jaxlm.runs.load import load_model
@@ -184,8 +184,9 @@ def open_evaluation(
         pretrained.tokenizer.vocabulary.id(name)
     experiment = dataclasses.replace(experiment, data=data)
     session = set_up(Resolved(experiment, pretrained), load_model, run).without_data()
-    rows = data.open(session.tokenizer)
-    if run.experiment is None:
+    rows = together(lambda: data.open(session.tokenizer), "all to read the rows")
+    require_same({"rows": rows.fingerprint})
+    if run.experiment is None and jax.process_index() == 0:
         columns = f"by the columns {', '.join(data.columns())}, and " if isinstance(data, TableData) else ""
         log(f"Rows are read {columns}up to {data.length:,} tokens of each.")
     if not dev and run.metadata.get("data") not in (None, rows.fingerprint):

@@ -88,10 +88,11 @@ def fine_tune_all(
 
 def _train(training: Training, resamples: int, finished: Callable[[epath.Path], None]) -> Result:
     evaluation = finetune(training.resolved, training.folder)
-    if jax.process_index() == 0:
+    if is_main := jax.process_index() == 0:
         finished(training.folder)
     if evaluation is None:
-        print("Nothing is held out, so nothing is evaluated; give --data.dev FILE.")
+        if is_main:
+            print("Nothing is held out, so nothing is evaluated; give --data.dev FILE.")
         return {"task": training.resolved.experiment.objective.name, "metrics": {}, "examples": 0}
     return evaluate(evaluation, training.predictions, resamples)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ import numpy as np
 from jaxlm.data.holdout import group_rows
 from jaxlm.data.labelled import LabelledData, LabelledSource, Record
 from jaxlm.errors import UserError
-from jaxlm.paths import check_output
+from jaxlm.parallel.hosts import check_main_output, main_first
 from jaxlm.tasks.base import Answer, Task
 from jaxlm.types import Params, Report
 
@@ -78,14 +78,13 @@ def evaluate(
     confidence intervals of the metrics.
     """
     task, data = evaluation.task, evaluation.data
-    check_output(predictions, "--predictions", inputs=(data.source, data.dev))
+    check_main_output(predictions, "--predictions", inputs=(data.source, data.dev))
     found = answer_rows(evaluation, report)
-    if predictions is not None and jax.process_index() == 0:
-        write_predictions(predictions, [
-            {"id": record.id, "prediction": answer.prediction, "gold": gold} | answer.scores
-            | (task.row_figures(gold, answer) if gold is not None else {})
-            for record, answer, gold in zip(found.records, found.answers, found.golds, strict=True)
-        ])
+    write_predictions(predictions, (
+        {"id": record.id, "prediction": answer.prediction, "gold": gold} | answer.scores
+        | (task.row_figures(gold, answer) if gold is not None else {})
+        for record, answer, gold in zip(found.records, found.answers, found.golds, strict=True)
+    ))
     golds, answers = found.scored()
     metrics, details = (task.score(golds, answers), task.details(golds, answers)) if golds else ({}, {})
     if golds and resamples:
@@ -180,10 +179,13 @@ def rounded(metrics: dict[str, float]) -> dict[str, float]:
     return {name: round(float(value), 6) for name, value in metrics.items()}
 
 
-def write_predictions(path: str | Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Write one JSON object per line; raise UserError if the file cannot be written."""
-    try:
-        with Path(path).open("w", encoding="utf-8") as out:
-            out.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}); choose another --predictions.") from error
+def write_predictions(path: str | Path | None, rows: Iterable[dict[str, Any]]) -> None:
+    """Write one JSON object per line if there is a path, on process 0; raise UserError on all if that fails."""
+    def write() -> None:
+        try:
+            with Path(path).open("w", encoding="utf-8") as out:
+                out.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        except OSError as error:
+            raise UserError(f"{path} cannot be written ({error.strerror}); choose another --predictions.") from error
+
+    main_first(write if path else lambda: None, "write the predictions", everywhere=False)

@@ -16,7 +16,7 @@ from etils import epath
 from jaxlm import __version__
 from jaxlm.errors import UserError, outage
 from jaxlm.parallel.checksums import checksums, digest
-from jaxlm.parallel.hosts import is_of_processes, is_true_of_any, log, main_first, run_with_timeout
+from jaxlm.parallel.hosts import from_main, is_of_processes, is_true_of_any, log, main_first, run_with_timeout
 from jaxlm.paths import absolute, in_bucket, is_outage, without_queries
 from jaxlm.training.metrics import best_step
 from jaxlm.training.program import TrainState
@@ -177,7 +177,8 @@ class Checkpoints:
         Raises:
             UserError: There are checkpoints of training and none can be read.
         """
-        steps = [each for each in reversed(self.steps()) if each > 0 and step in (None, each)]
+        # Of process 0, since a network filesystem may show the others a checkpoint later.
+        steps = from_main([each for each in reversed(self.steps()) if each > 0 and step in (None, each)])
         if not steps:
             return None
         item = _item(jax.tree.map(_abstract, shapes, shardings))
@@ -194,7 +195,7 @@ class Checkpoints:
         if shardings is None:
             device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
             shardings = jax.tree.map(lambda _: device, shapes)
-        steps = [step] if step is not None else self.steps()[::-1]
+        steps = from_main([step] if step is not None else self.steps()[::-1])
         if not steps:
             raise UserError(f"{self.folder} holds no checkpoint yet; run `jaxlm pretrain` until it has saved one.")
         item = jax.tree.map(_abstract, shapes, shardings)

@@ -13,12 +13,13 @@ from jaxlm.errors import UserError
 from jaxlm.huggingface import ModelCard, export_folder, import_folder
 from jaxlm.inference import text as module
 from jaxlm.inference.generate import Settings
-from jaxlm.inference.text import generate_text, stable_length
+from jaxlm.inference.text import Completion, generate_text, stable_length
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.runs import load
 from jaxlm.runs.load import load_model
+from jaxlm.runs.model import TrainedModel
 from jaxlm.runs.resolve import resolve
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.training import train_tokenizer
@@ -185,6 +186,19 @@ def test_command(folder, capsys, monkeypatch):
     numbers = [float(line.split()[0]) for line in tokens]
     assert len(numbers) == 9 and max(numbers) < 0
     assert sum(numbers) == pytest.approx(float(total.split()[0]), abs=1e-3)
+
+
+def test_command_streams_from_one_process_only(folder, monkeypatch):
+    """The others, without a terminal, would run one loop to the end beside the steps of the first."""
+    found = []
+    monkeypatch.setattr(TrainedModel, "generate", lambda self, prompts, stop, on_text, **_: found.append(on_text) or [
+        Completion("", [], [])])
+    monkeypatch.setattr(command, "start_jax", lambda: None)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    for count in (1, 2):
+        monkeypatch.setattr(jax, "process_count", lambda count=count: count)
+        command.main([folder, "the"])
+    assert found[0] is not None and found[1] is None
 
 
 def test_command_refuses_beams_with_a_temperature(folder):

@@ -8,14 +8,17 @@ import socket
 import tempfile
 import threading
 import time
+from types import SimpleNamespace
 
 import jax
 import pytest
 
-from jaxlm.commands.common import start_jax
+from jaxlm.commands.common import remark_length, start_jax
 from jaxlm.errors import UserError
+from jaxlm.models.gpt2 import Gpt2
 from jaxlm.parallel import hosts
 from jaxlm.runs import folder
+from jaxlm.tasks.evaluate import write_predictions
 from tests.params import first_fast
 from tests.training.support import Command
 
@@ -223,6 +226,36 @@ def test_a_process_that_is_alone_gives_up(tmp_path, preset, index, said):
     said = "jaxlm: " + said.format(address=address)
     first, second = command.output.splitlines()
     assert first == f"{said}; waiting up to 1 s (JAXLM_JOIN_SECONDS)." and second.startswith(f"{said}; gave up after 1")
+
+
+def test_only_the_first_process_checks_and_writes_an_output(monkeypatch, tmp_path):
+    """On a host of its own, another one may lack the folder, or have the file of an earlier command."""
+    path = tmp_path / "missing" / "out.jsonl"
+    for action in (lambda: hosts.check_main_output(path, "--predictions"), lambda: write_predictions(path, [{}])):
+        with pytest.raises(UserError, match="cannot be written"):
+            action()
+        with monkeypatch.context() as patch:
+            patch.setattr(jax, "process_index", lambda: 1)
+            action()
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_all_wait_for_what_the_others_do_after_the_first(monkeypatch, index):
+    """So that none goes on alone where another one has failed."""
+    waits = []
+    monkeypatch.setattr(jax, "process_index", lambda: index)
+    monkeypatch.setattr(hosts, "together", lambda action, reason: waits.append(reason) or action())
+    assert hosts.main_first(lambda: 3, "write") == 3
+    assert waits == ["process 0 to write", "the others to write"]
+
+
+def test_the_first_process_remarks_on_a_length(monkeypatch, capsys):
+    model = SimpleNamespace(objective=SimpleNamespace(model=SimpleNamespace(text_model=Gpt2(max_positions=64))))
+    remark_length(65, model)
+    assert "at most 64 tokens" in capsys.readouterr().err
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    remark_length(65, model)
+    assert not capsys.readouterr().err
 
 
 def test_differences_name_the_odd_process():

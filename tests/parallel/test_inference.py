@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
+from jaxlm.inference.beam import search
+from jaxlm.models.gpt2 import Gpt2
+from jaxlm.objectives.causal_lm import CausalLM
+from jaxlm.parallel.inference import constraints, place_batch, shard_params
+from jaxlm.parallel.mesh import MeshConfig, make_mesh
+from jaxlm.tokenizers.vocabulary import Vocabulary
 from tests.tasks import support
 
 
@@ -45,6 +53,31 @@ def result(process: subprocess.Popen) -> dict:
 @pytest.fixture(scope="module")
 def one(folder) -> dict:
     return result(start(folder, folder / "one", 1))
+
+
+def test_beams_keep_the_cache_on_its_devices():
+    """Parents are rows of the same prompt; the cache, the largest array of a search, is gathered nowhere."""
+    here = "from tests.parallel.test_inference import print_gathered; print_gathered()"
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8"
+    done = subprocess.run(
+        [sys.executable, "-c", here], env=os.environ | {"XLA_FLAGS": flags}, cwd=Path(__file__).parents[2],
+        capture_output=True, text=True, timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    shapes = done.stdout.partition("GATHERED")[2].split()
+    assert "16,288" in shapes, "the scores of three beams are, for top_k"
+    assert not [shape for shape in shapes if shape.startswith("48,37")], shapes  # 16 prompts of 3 beams, 32 + 5 tokens
+
+
+def print_gathered() -> None:
+    """Print the shapes that a beam search of a decoder gathers on a mesh of eight devices."""
+    model = Gpt2(num_layers=1, hidden_size=16, num_heads=2, intermediate_size=32, max_positions=64)
+    objective = CausalLM(model=model).bind(Vocabulary.stand_in(96), 64)
+    params = shard_params(objective.init(jax.random.key(0)), make_mesh(MeshConfig(1, 8, 1), jax.devices()))
+    rows = place_batch((np.ones((16, 32), np.int32), np.ones((16, 32), bool)), params)
+    with constraints(params):
+        lowered = search.lower(objective, 5, 3, 0, params, rows, np.zeros(96, bool), np.float32(1))
+    print("GATHERED", *re.findall(r"= \(?\w+\[([\d,]*)\][^=]* all-gather", lowered.compile().as_text()))
 
 
 def check(found: dict, one: dict) -> None:

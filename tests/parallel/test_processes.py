@@ -143,6 +143,49 @@ def test_a_checkpoint_that_one_process_cannot_read_is_skipped_by_both(preset, tm
     assert "The checkpoint of step 4 cannot be read (by another process)" in output and "resumed at step 2" in output
 
 
+@pytest.mark.slow
+def test_the_first_of_two_processes_exports_what_both_hold(preset, tmp_path):
+    """The folder is that of one process, which has the whole of every array."""
+    run = tmp_path / "run"
+    train_to(preset, run, tmp_path / "1", 1, "--mesh.fsdp", 2)
+    both = pair(tmp_path / "2", ["export", run, tmp_path / "two"])
+    for command in both:
+        assert command.wait() == 0, command.output
+    assert ["Wrote step 1" in command.output for command in both] == [True, False]
+    (alone,) = processes(tmp_path / "3", ["export", run, tmp_path / "one"])
+    assert alone.wait() == 0, alone.output
+    assert not [*tmp_path.glob(".two*")]
+    names = sorted(path.name for path in (tmp_path / "one").iterdir())
+    assert "model.safetensors" in names and sorted(path.name for path in (tmp_path / "two").iterdir()) == names
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "two")]
+    assert weights[0] == weights[1]
+
+
+@pytest.mark.slow  # test_hosts.py has it with one process
+def test_an_output_is_checked_where_it_is_written(finished, tmp_path):
+    """Hosts share the run's folder, not their working directories."""
+    out, there = tmp_path / "out.npy", tmp_path / "there.npy"
+    there.write_text("mine")
+    embed, missing = ["embed", finished, "a text", "--out"], tmp_path / "missing" / "out.npy"
+    for command in processes(tmp_path / "1", [*embed, out], [*embed, missing]):
+        assert command.wait() == 0, command.output
+    assert np.load(out).shape == (1, 16) and not missing.parent.exists()
+    both = processes(tmp_path / "2", [*embed, there], [*embed, tmp_path / "other.npy"])
+    for command, words in zip(both, ("is there already", "process 0 stopped"), strict=True):
+        assert command.wait() == 2 and words in command.output, command.output
+
+
+@pytest.mark.slow
+def test_a_file_that_one_process_cannot_read_ends_both(finished, tmp_path):
+    """The other one would wait for it in a collective until jax ends it."""
+    text = tmp_path / "text.txt"
+    text.write_text("a text\n")
+    embed = ["embed", finished, "--data.source"]
+    both = processes(tmp_path / "1", [*embed, text], [*embed, tmp_path / "missing.txt"])
+    for command, words in zip(both, ("process 1 stopped", "missing.txt"), strict=True):
+        assert command.wait() == 2 and words in command.output, command.output
+
+
 @pytest.mark.slow  # three processes; test_hosts.py has the sentence
 def test_a_process_with_another_flag_is_named_by_all(preset, tmp_path):
     arguments = ["pretrain", preset, "--run-dir", tmp_path / "run"]

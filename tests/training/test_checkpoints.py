@@ -19,6 +19,7 @@ from jaxlm.errors import UserError
 from jaxlm.parallel.checksums import checksums
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.parallel.rules import shardings
+from jaxlm.training import checkpoints as module
 from jaxlm.training.checkpoints import Checkpoints
 from jaxlm.training.program import TrainState
 from tests.training.support import assert_same_arrays
@@ -268,6 +269,16 @@ def test_parameters_alone_fall_back_too(saved, tmp_path, capsys):
     checkpoints.close()
     assert [f"jaxlm: {line}" for line in lines] == [said.err.strip()] and not capsys.readouterr().err
     assert (folder / "2").is_dir()
+
+
+def test_all_processes_read_the_step_that_the_first_one_lists(saved, monkeypatch):
+    """A network filesystem may show the newest checkpoint to some of them only, which would mix the shards of two."""
+    monkeypatch.setattr(module, "from_main", lambda steps: [1])
+    state, said = restore(saved)
+    assert int(state.step) == 1 and not said
+    opened = Checkpoints(saved, read_only=True)
+    assert opened.restore_params(SHAPES.params)[1] == opened.restore_params(SHAPES.params, step=2)[1] == 1
+    opened.close()
 
 
 def test_the_best_is_kept_besides_the_newest(tmp_path):
