@@ -26,7 +26,7 @@ def load(path: str, to_answer: bool = False, preset: str = "", mesh: Mapping[str
         to_answer: Whether the model is to fill masks or to generate, for which a missing head is an error.
         preset: A preset (a .py file) whose own classes the run has.
         mesh: Sizes of the axes that parameters and rows are sharded over, as {"data": 1, "fsdp": 8}; by default
-            those of training if they fit the devices, else `fsdp`; of a Transformers folder `data`: a copy on each.
+            those of training if they fit the devices, else `fsdp`; every device has a copy of a Transformers folder.
 
     Raises:
         UserError: The folder is neither, or lacks a head that is needed.

@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> None:
     vectors = vectors._replace(pooling=pooling, normalize=options.normalize or vectors.normalize)
     fields = experiment.data.format_fields() if model.objective.scores_rows else ()
     rows = {f.name: value for f in fields if (value := getattr(experiment.data, f.name)) != f.default}
-    params = to_host(model.params)  # of all processes
+    params = to_host(model.params)  # a collective: every process has shards
     out = main_first(lambda: export_folder(
         options.out, model.objective, params, model.tokenizer, card, max_length=model.length,
         vectors=None if pooling == "none" else vectors, stop_ids=model.settings.stop_ids,

@@ -4,7 +4,8 @@ jaxlm finetune CONFIG --init-from RUN_OR_HF_DIR --data.source TRAIN [--data.dev 
 jaxlm finetune CONFIG … --sweep optimizer.learning-rate=2e-5,3e-5,5e-5 [--test TEST]
 
 --sweep trains one run for each value of a field and chooses the best on the held-out rows by the metric of
---train.best-by, or the task's first one; ties go to the first value, and one whose loss diverges is left out.
+--train.best-by, or the task's first one; ties go to the first value; a value whose loss diverges
+is left out.
 --test then evaluates that run on rows which had no part in the choice.
 """
 

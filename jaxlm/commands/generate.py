@@ -48,7 +48,8 @@ def main(arguments: list[str]) -> None:
         shown = [""] * len(prompts)
     is_main = jax.process_index() == 0
     # Of several processes all must take the same steps, and their terminals may differ.
-    streams = is_terminal and not denoises and len(prompts) == options.beams == jax.process_count() == 1
+    is_single = len(prompts) == 1 and options.beams == 1 and jax.process_count() == 1
+    streams = is_terminal and is_single and not denoises
     if streams:
         _show(shown[0])
     answers = loaded.generate(

@@ -53,7 +53,8 @@ class OptimizerConfig:
     bias_correction: bool = True
     """Adam's bias correction (adamw, stable-adamw, lamb). BERT and ELECTRA were trained without."""
     weight_decay: float = field(0.01, range="[0, inf)")
-    """Decoupled weight decay of kernels and embeddings (`DECAYED`), not biases and norms; not adafactor, adagrad."""
+    """Decoupled weight decay of kernels and embeddings (`DECAYED`); biases and norms have none, nor has adafactor or
+    adagrad."""
     clip_norm: float = field(1.0, range="[0, inf)")
     """Global gradient norm to clip to; 0 turns clipping off."""
     average: float = field(0.0, range="[0, 1)")

@@ -80,7 +80,7 @@ def open_corpus(source: str, reader: Reader = _READER) -> Corpus:
                 files = _files(item)
             names_of = {path: real_path(path) for path in files}
             new = [each for each in names_of.items() if kind_of(each[0]) and each[1] not in seen]
-            located = dict(zip(new, at_once(lambda item: _locate(*item, reader), new), strict=True))
+            located = dict(zip(new, at_once(lambda each: _locate(*each, reader), new), strict=True))
             for path, name in names_of.items():
                 size, quoting, own = located.get((path, name), (0, "", []))
                 if kind_of(path) is None:
@@ -156,8 +156,8 @@ def _files(item: str) -> list[str]:
         found = [str(path)]
     elif wild:
         matches = _matches(item, wild.start())
-        is_folder = (lambda file: epath.Path(file).is_dir()) if in_bucket(item) else os.path.isdir
-        found = [file for file, no_file in zip(matches, at_once(is_folder, matches), strict=True) if not no_file]
+        is_dir = (lambda file: epath.Path(file).is_dir()) if in_bucket(item) else os.path.isdir
+        found = [file for file, is_folder in zip(matches, at_once(is_dir, matches), strict=True) if not is_folder]
     else:
         raise UserError(f"{item} does not exist; --data.source takes {SOURCES}.")
     if not any(map(kind_of, found)):

@@ -55,10 +55,11 @@ _Text = tuple[str, np.ndarray | None]
 
 @functools.lru_cache(maxsize=1)
 def _kinds() -> np.ndarray:
-    """Return for each code point 1 for a letter, mark, joiner, digit or underscore, 2 for a word by itself, else 0."""
+    """Return for each code point 1 for a letter, digit or _, 2 for a word by itself, 3 for a mark or joiner, else 0."""
     kinds = np.char.isalnum(np.arange(sys.maxunicode + 1, dtype=np.uint32).view("U1")).astype(np.uint8)
     marks = [code for code in range(0x300, 0x1F000) if unicodedata.category(chr(code))[0] == "M"]
-    kinds[[ord("_"), 0x200C, 0x200D, *marks]] = 1
+    kinds[ord("_")] = 1
+    kinds[[0x200C, 0x200D, *marks]] = 3
     for first, last in _UNSPACED:
         kinds[first : last + 1] = 2
     return kinds
@@ -71,6 +72,8 @@ def word_hashes(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """
     codes = np.frombuffer("\0".join([*texts, ""]).encode("utf-32-le"), "<u4")
     kinds = _kinds()[codes]
+    base = np.maximum.accumulate(np.where(kinds < 3, np.arange(len(kinds)), 0))
+    kinds = np.where(kinds == 3, kinds[base] == 1, kinds)  # a mark is of the word before it, and begins none
     joined = np.zeros(len(codes) + 1, bool)  # a character and the one before it are in one word
     np.logical_and(kinds[1:] == 1, kinds[:-1] == 1, out=joined[1:-1])
     begins, ends = np.flatnonzero(kinds > joined[:-1]), np.flatnonzero(kinds > joined[1:]) + 1

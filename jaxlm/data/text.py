@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -68,8 +67,8 @@ class TextData(Data):
     `hf:ORG/NAME[@REVISION]`."""
 
     tokenizer_kind: Kind = "unigram"
-    """Kind of the vocabulary that `auto` trains: SentencePiece unigram or BPE, byte-level BPE as in GPT-2 and RoBERTa,
-    single bytes (258 ids), or the most frequent words of all of the text."""
+    """Kind of the vocabulary that `auto` trains: SentencePiece unigram or BPE, byte-level BPE as in GPT-2 and RoBERTa
+    (combining marks stay in their words), single bytes (258 ids), or the most frequent words of all of the text."""
 
     vocab_size: int = field(8192, range="[108, 4194304]")
     """Size of the vocabulary that `auto` trains. A text with fewer pieces gives a smaller one: kind unigram needs some
@@ -157,9 +156,9 @@ class TextData(Data):
 
     def missing(self, parts: Sequence[Part], tokenizer: Tokenizer) -> list[int]:
         """Return the numbers of parts that lack a shard or keys; see `jaxlm.data.base.Data`."""
-        found = {part for _, part in missing_jobs(jobs_of(self.works(tokenizer), parts))}
-        if found and self._is_complete(tokenizer):
+        if self._is_complete(tokenizer):
             return []
+        found = {part for _, part in missing_jobs(jobs_of(self.works(tokenizer), parts))}
         return [number for number, part in enumerate(parts) if part in found]
 
     def tokenize(self, tokenizer: Tokenizer, shard: int, shards: int, report: Report = print) -> None:
@@ -230,12 +229,14 @@ class TextData(Data):
 
     def _is_complete(self, tokenizer: Tokenizer) -> bool:
         """Return whether the token stores need no work: to look for all other files of many parts takes minutes."""
-        with contextlib.suppress(UserError):
-            return bool(self._opened(self._sources, tokenizer))
-        return False
+        try:
+            self._open_stores(self._sources, tokenizer)
+        except UserError:
+            return False
+        return True
 
-    def _opened(self, sources: _Sources, tokenizer: Tokenizer) -> dict[str, Store]:
-        """Open the finished token store of each source; raise UserError if one lacks tokens, but for a bucket's."""
+    def _open_stores(self, sources: _Sources, tokenizer: Tokenizer) -> dict[str, Store]:
+        """Open the finished token store of each source; raise UserError if one lacks shards, which a bucket's may."""
         shards, begin = self._shards(tokenizer), Template(tokenizer.vocabulary.single).before(tokenizer.vocabulary)
         folders = self._folders(sources, tokenizer).items()
         found = {name: Store(folder, shards.folder, begin) for name, folder in folders}
@@ -248,13 +249,13 @@ class TextData(Data):
     def _stores(self, sources: _Sources, tokenizer: Tokenizer, report: Report) -> dict[str, Store]:
         """Open the token store of each source, and make what is missing."""
         try:
-            found = self._opened(sources, tokenizer)
+            found = self._open_stores(sources, tokenizer)
         except UserError:
             self._tokenize(sources, tokenizer, report)
             folders = self._folders(sources, tokenizer)
             if not all(map(is_finished, folders.values())):
                 self._write_stores(sources, self._shards(tokenizer), folders, report)
-            found = self._opened(sources, tokenizer)
+            found = self._open_stores(sources, tokenizer)
         for name, (data, corpus, _) in sources.items():
             for line in found[name].remarks(corpus.source, self.deduplicate):
                 report(line)

@@ -17,7 +17,7 @@ from typing import Any
 from jaxlm.config.presets import run_preset
 from jaxlm.errors import UserError, install
 from jaxlm.inference.score import prompt_of, window
-from jaxlm.inference.text import cut, fit_prompts
+from jaxlm.inference.text import cut, fit_prompts, stop_strings
 from jaxlm.runs.model import load_trained
 
 try:
@@ -87,7 +87,8 @@ class JaxLM(LM):
             stop = [until] if isinstance(until, str) else [text for text in until if text]
             found = self.loaded.generate(prompts, stop, skip_special=True, **settings)
             for i, answer in zip(numbers, found, strict=True):
-                answers[i], _ = cut(tokenizer.decode(answer.ids), stop)  # decoded alone: no leading space
+                text = tokenizer.decode(answer.ids)  # decoded alone: no leading space
+                answers[i], _ = cut(text, stop_strings(tokenizer, stop))
         return answers
 
 

@@ -233,8 +233,10 @@ def _example(task: PromptTask, number: int, row: TableRow) -> PromptRow:
     gold = options.index(value.strip())
     if len(kept) < 2 or gold not in kept:
         raise UserError(f"{row.place}: fewer than two choices have a text, or the right one has none; fix the row.")
-    choices, names = (tuple(each[i] for i in kept) for each in ([task.delimiter + text for text in texts], names))
-    return dataclasses.replace(example, choices=choices, labels=names, gold=kept.index(gold))
+    choices = tuple(task.delimiter + texts[i] for i in kept)
+    return dataclasses.replace(
+        example, choices=choices, labels=tuple(names[i] for i in kept), gold=kept.index(gold)
+    )
 
 
 def _columns(template: str) -> list[str]:

@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxlm.data.readers import Columns
 from jaxlm.errors import UserError
 from jaxlm.objectives.contrastive import text_scores
-from jaxlm.parallel.hosts import check_main_output
+from jaxlm.parallel.hosts import check_main_output, together
 from jaxlm.tasks.evaluate import Result, bootstrap, rounded, text_groups, write_predictions
 from jaxlm.tasks.metrics import CUTOFF, correlations
 from jaxlm.tasks.tables import TableRow, read_table, whole_table
@@ -67,12 +67,13 @@ def evaluate(
     check_main_output(predictions, "--predictions", inputs=(path,))
     encode = functools.partial(_encode_distinct, encode, is_cosine)
     if Path(path).is_dir():
-        found = _retrieval(encode, _read_folder(Path(path)), limit)
+        found = _retrieval(encode, together(lambda: _read_folder(Path(path)), "all to read the texts"), limit)
     else:
         names = list(columns) or _columns(path)
         if len(names) not in (2, 3):
             raise UserError("--columns takes two texts and a score, or a query and its documents, between commas.")
-        table = whole_table(path, Columns(names, "Choose columns with --columns"))
+        chosen = Columns(names, "Choose columns with --columns")
+        table = together(lambda: whole_table(path, chosen), "all to read the texts")
         is_pairs = len(names) == 3
         found = _pairs(encode, table, names, limit) if is_pairs else _retrieval(encode, _paired(table, *names), limit)
     rows, result, texts, measure = found

@@ -47,6 +47,7 @@ RELATIVE_LENGTH = 512
 """Length for tokenizers of models with relative positions and none of their own: that of T5 and XLNet."""
 
 SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+"""Fields of generation_config.json that say how Transformers samples."""
 
 
 def export_folder(

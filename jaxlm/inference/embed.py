@@ -87,8 +87,9 @@ def embed(
             continue
         if start == 0:  # one array, since millions of vectors fill the memory
             vectors = np.empty((len(rows), found.shape[1]), found.dtype)
-        norms = np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)
-        vectors[filled] = found / norms if normalize else found
+        if normalize:
+            found = found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)
+        vectors[filled] = found
     return vectors
 
 

@@ -145,7 +145,8 @@ def windows(tokens: Sequence[int], begin: int, length: int, stride: int) -> Iter
 
 def window(loaded: PretrainedModel) -> int:
     """Return the tokens of the longest window of a text: those of its training, where they are known."""
-    return min(max_length(loaded), loaded.length or max_length(loaded))
+    most = max_length(loaded)
+    return min(most, loaded.length or most)
 
 
 def score_texts(loaded: PretrainedModel, texts: Sequence[str], stride: int) -> list[Score]:

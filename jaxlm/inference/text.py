@@ -36,6 +36,12 @@ class Completion(NamedTuple):
     log_probs: list[float]
 
 
+def stop_strings(tokenizer: Tokenizer, stop: Sequence[str]) -> list[str]:
+    """Return stop strings, and those that the vocabulary spells otherwise in its own form too."""
+    spelled = [text.replace(inner, tokenizer.spelled(inner)) for text in stop if (inner := text.strip())]
+    return list(dict.fromkeys([*stop, *spelled]))
+
+
 def generate_text(
     loaded: PretrainedModel, prompts: Sequence[Sequence[int]], settings: Settings, stop: Sequence[str] = (),
     on_text: Callable[[str], None] | None = None, skip_special: bool = False,
@@ -61,9 +67,7 @@ def generate_text(
         raise UserError("streaming needs one prompt and no beam search; pass one prompt with 1 beam.")
     v = loaded.tokenizer.vocabulary
     symbols = [v.symbols[text] for text in stop if text in v.symbols]
-    strings = [text for text in stop if text not in v.symbols]
-    spelled = [text.replace(inner, loaded.tokenizer.spelled(inner)) for text in strings if (inner := text.strip())]
-    strings = list(dict.fromkeys([*strings, *spelled]))
+    strings = stop_strings(loaded.tokenizer, [text for text in stop if text not in v.symbols])
     ends = (loaded.settings.stop_ids if settings.stop_ids is None else ()) or settings.stops(v)
     settings = dataclasses.replace(settings, stop_ids=[*ends, *symbols])
     answers: list[Completion] = []

@@ -57,7 +57,7 @@ def load_model(path: str | os.PathLike[str], mesh: Sizes = None) -> PretrainedMo
     folder = local_folder(folder, "Transformers folders")
     imported = (reader_of(folder) or import_folder)(folder)
     params = imported.params
-    if mesh != "host":  # otherwise every call of a jitted function would copy them
+    if mesh != "host":  # every call of a jitted function would copy them from there
         rules = imported.objective.model.sharding_rules
         params = shard_params(params, make_inference_mesh(MeshConfig(), mesh), rules)
     return dataclasses.replace(imported, params=params, path=str(path))
@@ -134,18 +134,18 @@ def _mean(restore: Callable[..., tuple[Params, int]], steps: Sequence[int]) -> t
     """
     add = jax.jit(operator.add, donate_argnums=0)  # alone: fused with a share it would be rounded otherwise
 
-    def add_share(leaf: jax.Array, *total: jax.Array) -> jax.Array:
-        share = leaf.astype(np.float64) / len(steps)
-        return add(*total, share) if total else share
+    def share(leaf: jax.Array) -> jax.Array:
+        return leaf.astype(np.float64) / len(steps)
 
-    totals: list[Params] = []
+    total, last = None, 0
     for step in steps:
-        params, _ = restore(step=step)  # read before 64 bits are on
+        params, last = restore(step=step)  # read before 64 bits are on
         with jax.enable_x64(True):
-            totals = [jax.tree.map(add_share, params, *totals)]
+            first = total is None
+            total = jax.tree.map(share, params) if first else jax.tree.map(lambda t, x: add(t, share(x)), total, params)
         del params  # before the next one is read
     with jax.enable_x64(True):
-        return jax.tree.map(lambda leaf: leaf.astype(np.float32), *totals), step
+        return jax.tree.map(lambda leaf: leaf.astype(np.float32), total), last
 
 
 def constant_arrays(objective: Objective, vocabulary: Vocabulary) -> Constants:

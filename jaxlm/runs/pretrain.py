@@ -20,7 +20,7 @@ from jaxlm.huggingface.table import listed
 from jaxlm.inference.samples import sampler
 from jaxlm.objectives.base import Bound
 from jaxlm.objectives.pretrained import PretrainedModel
-from jaxlm.parallel.hosts import main_first, require_same, require_shared
+from jaxlm.parallel.hosts import from_main, main_first, require_same, require_shared
 from jaxlm.parallel.mesh import check_batch, make_mesh
 from jaxlm.paths import run_path
 from jaxlm.runs import resume
@@ -175,7 +175,7 @@ def restore_or_init_state(
     restored = checkpoints.restore(program.shapes, program.shardings, report)
     if restored is not None:
         return restored[0], Totals(*(restored[1][name] for name in ("unlogged", "skipped", "skipped_in_row")))
-    if checkpoints.steps():  # only step 0, which has no optimizer state
+    if from_main(bool(checkpoints.steps())):  # only step 0, which has no optimizer state
         params, _ = checkpoints.restore_params(program.shapes.params, program.shardings.params, step=0)
         report("Starting from the parameters of step 0, as imported")
         return program.init_state(params), Totals()
@@ -185,7 +185,8 @@ def restore_or_init_state(
         return state, Totals()
     fresh = program.init_params(program.train.seed)
     params = program.objective.merge_pretrained(fresh, source)
-    is_merged, lacking = params is not fresh, unshared(fresh, source) if source is not None else ""
+    is_merged = params is not fresh
+    lacking = unshared(fresh, source) if source is not None else ""
     del fresh  # the state may need its memory
     state = program.init_state(params)
     if is_merged:

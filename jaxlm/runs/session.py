@@ -211,7 +211,8 @@ def with_steps(experiment: Experiment, num_examples: int = 0, run: RunFolder = N
 def with_begun_warmups(experiment: Experiment, run: RunFolder) -> Experiment:
     """Return the configuration whose phases that have begun keep the warm-up steps that their share was in `run`."""
     phases = list(experiment.train.phases)
-    for index, (each, phase) in enumerate(zip(phases, experiment.phases, strict=False)):
+    for index, each in enumerate(phases):
+        phase = experiment.phases[index]
         is_share = phase.has_schedule and phase.experiment.optimizer.warmup_steps is None
         if is_share and phase.after < max(run.newest_step, 1):
             own = run.experiment.phase_at(phase.after + 1)

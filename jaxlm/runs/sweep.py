@@ -64,7 +64,8 @@ def fine_tune_all(
     results = {}
     for value, group in groups.items():
         try:
-            results[value] = _mean_of([_train(each, resamples * (len(group) == 1), finished) for each in group])
+            count = resamples if len(group) == 1 else 0
+            results[value] = _mean_of([_train(each, count, finished) for each in group])
         except NotFinite as error:
             if not results and value == [*groups][-1]:
                 raise

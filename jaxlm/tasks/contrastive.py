@@ -158,7 +158,7 @@ class Contrastive(InfoNCE):
         if several := sum(len(_positives(record)) > 1 for record in source.records["train"]):
             lines.append(f"{several:,} rows have several positives, of which each step draws one (of the first "
                          f"{MOST_POSITIVES})")
-        if self.min_rows > len(source.records.get("held_out", ())) == 1:
+        if self.min_rows > 1 and len(source.records.get("held_out", ())) == 1:
             lines.append("1 row is held out and has none to be compared with, so that its loss is 0; give --data.dev")
         if self.criterion == "info-nce" and most != self.negatives:
             lines.append(f"Rows have up to {most} hard negatives; --objective.negatives is {self.negatives}")

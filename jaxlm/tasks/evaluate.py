@@ -188,4 +188,5 @@ def write_predictions(path: str | Path | None, rows: Iterable[dict[str, Any]]) -
         except OSError as error:
             raise UserError(f"{path} cannot be written ({error.strerror}); choose another --predictions.") from error
 
-    main_first(write if path else lambda: None, "write the predictions", everywhere=False)
+    if path:
+        main_first(write, "write the predictions", everywhere=False)

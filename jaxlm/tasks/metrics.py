@@ -99,14 +99,16 @@ def text_metrics(names: Iterable[str], predictions: Sequence[str], golds: Sequen
     F1 counts words, or characters where most letters of the gold texts are of scripts without spaces.
     """
     found: dict[str, float] = {}
-    f1 = functools.partial(token_f1, normalize=split_characters if _num_unspaced(golds)[1] else normalize_answer)
     for name in names:
         if name == "rouge":
             found |= rouge(predictions, golds)
         elif name == "bleu":
             found[name] = bleu(predictions, golds)
         else:
-            measure = {"exact_match": exact_match, "f1": f1}[name]
+            measure = exact_match
+            if name == "f1":
+                normalize = split_characters if _num_unspaced(golds)[1] else normalize_answer
+                measure = functools.partial(token_f1, normalize=normalize)
             found[name] = float(np.mean([measure(*pair) for pair in zip(predictions, golds, strict=True)]))
     return found
 
@@ -350,15 +352,15 @@ def _precision_recall(prefix: str, precision: float, recall: float) -> dict[str,
 def rouge(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
     """Return rouge1, rouge2, rougeL: mean F of the best reference, with stemming (package rouge-score), from 0 to 1.
 
-    The package knows only the letters a to z. If more than one of 200 letters of the references is another, as in all
-    but English with a few names, its words are those of `split_characters`.
+    The package knows only the letters a to z. If more than one of 500 letters of the references is another, as in all
+    but English with a few names, its words are those of `split_characters`, without stemming.
     """
     require_packages(["rouge"])
     from rouge_score.rouge_scorer import RougeScorer
 
     names = ("rouge1", "rouge2", "rougeL")
     letters = [char for char in "".join(itertools.chain.from_iterable(references)) if char.isalpha()]
-    is_other = sum(not char.isascii() for char in letters) > len(letters) / 200
+    is_other = sum(not char.isascii() for char in letters) > len(letters) / 500
     scorer = RougeScorer(names, use_stemmer=True, tokenizer=_Words() if is_other else None)
     rows = [scorer.score_multi(list(golds), text) for text, golds in zip(predictions, references, strict=True)]
     return {name: float(np.mean([row[name].fmeasure for row in rows])) if rows else 0.0 for name in names}

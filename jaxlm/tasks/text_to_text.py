@@ -262,9 +262,7 @@ class TextToText(Task):
         """Return the text of each held-out example."""
         examples = source.examples("held_out", self, length)
         order = np.argsort([len(example.notes) for example in examples], kind="stable")
-        # The vocabulary may have no form of a label or answer as it stands: NFKC takes Thai ำ apart.
-        targets = list(dict.fromkeys([*self.label_texts, *(self.texts(row)[1] for row in source.records["held_out"])]))
-        targets = {source.tokenizer.spelled(target): target for target in targets} | {text: text for text in targets}
+        records, spelled = source.records["held_out"], source.tokenizer.spelled
         found: list[Arrays] = [{} for _ in examples]
         for start in range(0, len(order), batch_size):
             chosen = order[start : start + batch_size]
@@ -274,9 +272,14 @@ class TextToText(Task):
                 length_penalty=self.length_penalty,
             )
             for i, ids in zip(chosen, answers, strict=True):
+                # The vocabulary may have no form of a label or answer as it stands: NFKC takes Thai ำ apart.
+                record = records[examples[i].record]
+                golds = [*self.label_texts, self.texts(record)[1], *(record.values.get("targets") or ())]
+                known = {spelled(gold): gold for gold in golds} | {gold: gold for gold in golds}
                 text = source.tokenizer.decode(ids).strip()
-                parts = (targets.get(part, part) for part in text.split(", "))  # labels of a row with several
-                found[i] = {"text": np.array(targets.get(text) or ", ".join(parts))}
+                if getattr(self.kind, "is_multi_label", False) and text not in known:
+                    text = ", ".join(known.get(part, part) for part in text.split(", "))
+                found[i] = {"text": np.array(known.get(text, text))}
         return found
 
     def answer(self, record: Record, parts: Sequence[tuple[EncodedExample, Arrays]]) -> Answer:

@@ -158,6 +158,8 @@ def test_words_have_their_combining_marks():
     hashes, counts = word_hashes(["हिन्दी भाषा", "दिन कल की बात", "दान कला को बीत", "می\u200cخواهم"])
     assert counts.tolist() == [2, 4, 4, 1]
     assert not np.isin(hashes[2:6], hashes[6:10]).any()
+    one, other = (word_hashes([text])[0].tolist() for text in ("I ❤\ufe0f you", "I ❤ you"))
+    assert one == other and len(one) == 2  # a mark after a symbol is no word
 
 
 def plain_keys(pieces):
@@ -175,7 +177,7 @@ def plain_keys(pieces):
         for start in range(0, len(text.casefold()), duplicates._LONGEST):
             part = text.casefold()[start : start + duplicates._LONGEST]
             words += [sum(ord(c) * pow(duplicates._R, k, 1 << 64) for k, c in enumerate(word)) % (1 << 64)
-                      for word in re.findall(rf"[{UNSPACED}]|(?:(?![{UNSPACED}])[\w{MARKS}])+", part)]
+                      for word in re.findall(rf"[{UNSPACED}]|(?![{UNSPACED}])\w(?:(?![{UNSPACED}])[\w{MARKS}])*", part)]
         if piece.last:
             own = words or np.frombuffer(exact.digest(), "<u8").tolist()
             x = [sum(word * o for word, o in zip(own[i : i + SHINGLE], odd, strict=False)) % (1 << 64) >> 32
