@@ -366,7 +366,7 @@ def test_the_limit_of_open_files_is_no_damage(tmp_path):
     train = store.train
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
     try:
-        with pytest.raises(UserError, match=r"cannot be read \(Too many open files\), but may be whole; mend"):
+        with pytest.raises(UserError, match=r"cannot be read \(Too many open files\), but may be whole; fix"):
             train.tokens.read(0, 3)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
