@@ -97,9 +97,7 @@ def export_folder(
     family = family_of(objective)
     if not isinstance(objective, Bound):
         objective = objective.bind_unchecked(tokenizer.vocabulary)
-    if getattr(objective, "plain_stream", False) and objective.vocabulary.eos >= 0:
-        begin = text_begin(PretrainedModel(objective, params, tokenizer, step=step))
-        objective = dataclasses.replace(objective, vocabulary=dataclasses.replace(objective.vocabulary, bos=begin))
+    objective = _with_begin(PretrainedModel(objective, params, tokenizer, step=step))
     models = family.models(objective)
     params = family.export_params(objective, params) if family.export_params else params
     template = _template(objective)
@@ -120,8 +118,7 @@ def export_folder(
             write_reranker(temporary, objective.query_prompt)
         written = vectors and vectors.similarity == "maxsim"  # the projection, as a module of sentence-transformers
         left_out = "" if written else listed(sorted(private & params.keys()))
-        has_spaces = tokenizer.encode("a a") != 2 * tokenizer.encode("a")
-        remarks = _remarks(objective, left_out, settings.get("rows", {}), has_spaces)
+        remarks = _remarks(objective, left_out, settings.get("rows", {}), tokenizer)
         card = dataclasses.replace(card, rows={**card.rows, **remarks})
         parameters = sum(int(np.prod(get(template, path).shape)) for path in exported)
         text = render(card, objective, models, parameters, out.name, vectors)
@@ -129,17 +126,26 @@ def export_folder(
     return out
 
 
-def _remarks(objective: Objective, left_out: str, rows: Mapping[str, Any], has_spaces: bool) -> dict[str, str]:
-    """Return rows of a model card about an export; a row without text is not shown.
+def _with_begin(loaded: PretrainedModel) -> Bound:
+    """Return the objective whose begin token is the one before a text of its plain stream, if it has one."""
+    objective = loaded.objective
+    if not getattr(objective, "plain_stream", False) or objective.vocabulary.eos < 0:
+        return objective
+    vocabulary = dataclasses.replace(objective.vocabulary, bos=text_begin(loaded))
+    return dataclasses.replace(objective, vocabulary=vocabulary)
 
-    `has_spaces` is whether words after a space have other tokens than alone.
-    """
+
+def _remarks(objective: Objective, left_out: str, rows: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, str]:
+    """Return rows of a model card about an export; a row without text is not shown."""
     place = "predicted at the position before them" * objective.predicts_next
     prompt, answers = objective.prompt_form(rows) if isinstance(objective, TextToText) else ("", "")
-    words = 'joined by single spaces; a word has the tag of its first token (`aggregation_strategy="first"`)'
-    words += "; `is_split_into_words` gives other tokens" * has_spaces
+    words = ""
+    if isinstance(objective, Tagging):
+        words = 'joined by single spaces; a word has the tag of its first token (`aggregation_strategy="first"`)'
+        if tokenizer.encode("a a") != 2 * tokenizer.encode("a"):  # words after a space have other tokens than alone
+            words += "; `is_split_into_words` gives other tokens"
     return {"Left out, without a counterpart there": left_out, "Masked tokens": place, "Prompt": prompt,
-            "Answers": answers, "Words": words * isinstance(objective, Tagging)}
+            "Answers": answers, "Words": words}
 
 
 def _read_tokenizer(folder: Path, objective: Objective, in_lower_case: bool) -> Tokenizer:

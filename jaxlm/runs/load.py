@@ -84,10 +84,7 @@ def load_run(path: str | os.PathLike[str], mesh: Sizes = None) -> PretrainedMode
         objective = objective.bind_unchecked(vocabulary, load=load_model)
     else:
         objective = objective.bind(vocabulary, experiment.data.length, load=load_model)
-    named = [experiment.phase_at(step).experiment.objective for step in run.named_steps]
-    functions = [(type(each), flatten(each, Setting.decides_weights)) for each in named]
-    if any(function != functions[0] for function in functions):
-        raise UserError(f"{path} names steps of phases with different objectives or models; name those of one phase.")
+    _require_one_function(path, [experiment.phase_at(step).experiment.objective for step in run.named_steps])
     checkpoints = Checkpoints(folder / "checkpoints", read_only=True)
     try:
         t = experiment.train
@@ -125,6 +122,13 @@ def load_run(path: str | os.PathLike[str], mesh: Sizes = None) -> PretrainedMode
         length = max(length, settings.length)
     settings = settings.after_training(trained, tokenizer.vocabulary.eos if step else -1)
     return PretrainedModel(objective, params, tokenizer, fresh, str(path), step, length, settings)
+
+
+def _require_one_function(path: str | os.PathLike[str], named: Sequence[Objective]) -> None:
+    """Raise UserError if steps whose mean is wanted have parameters of different functions."""
+    functions = [(type(each), flatten(each, Setting.decides_weights)) for each in named]
+    if any(function != functions[0] for function in functions):
+        raise UserError(f"{path} names steps of phases with different objectives or models; name those of one phase.")
 
 
 def _mean(restore: Callable[..., tuple[Params, int]], steps: Sequence[int]) -> tuple[Params, int]:
