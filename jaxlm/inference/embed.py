@@ -20,6 +20,7 @@ from jaxlm.objectives.base import Objective
 from jaxlm.objectives.contrastive import InfoNCE
 from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.parallel.inference import num_row_shards, run_rows
+from jaxlm.tokenizers.template import EncodedText
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Params, Pooling, Role
 
@@ -59,11 +60,7 @@ def embed(
     if length < 3:
         raise UserError(f"the length of texts must be 3 or more, not {length}.")
     max_length = min(length, model.max_length or length)
-    template = objective.text_template
-    room = max_length - template.num_symbols(False)
-    rows = [template.build(vocabulary, ids[:room]) for ids in loaded.tokenizer.encode_arrays(texts)]
-    if empty := [number for number, row in enumerate(rows) if not len(row.input_ids)]:
-        raise UserError(f"text {empty[0] + 1} has no tokens; remove it.")
+    rows = _rows(loaded, texts, max_length)
     compute = functools.partial(_vectors, model, vocabulary, resolve_pooling(objective, pooling))
     if is_late:
         compute = functools.partial(_token_vectors, objective, is_query=role == "query")
@@ -91,6 +88,16 @@ def embed(
             found = found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)
         vectors[filled] = found
     return vectors
+
+
+def _rows(loaded: PretrainedModel, texts: Sequence[str], length: int) -> list[EncodedText]:
+    """Return the rows of texts; raise UserError for a text without tokens."""
+    template, vocabulary = loaded.objective.text_template, loaded.tokenizer.vocabulary
+    room = length - template.num_symbols(False)
+    rows = [template.build(vocabulary, ids[:room]) for ids in loaded.tokenizer.encode_arrays(texts)]
+    if empty := [number for number, row in enumerate(rows) if not len(row.input_ids)]:
+        raise UserError(f"text {empty[0] + 1} has no tokens; remove it.")
+    return rows
 
 
 def resolve_pooling(objective: Objective, pooling: Pooling) -> Pooling:
