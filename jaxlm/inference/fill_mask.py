@@ -81,7 +81,7 @@ def masked_row(objective: Objective, tokenizer: Tokenizer, text: str) -> list[in
     """Return the ids of a text with its special tokens, in which [MASK] stands for the tokenizer's own symbol."""
     v = tokenizer.vocabulary
     ids = tokenizer.encode_with_symbols(text.replace("[MASK]", tokenizer.piece(v.mask)))
-    template = objective.model.template.for_vocabulary(v)
+    template = objective.model.text_model.template.for_vocabulary(v)
     row = template.build(v, np.array(ids, np.int32)).input_ids.tolist()
     shown = text if len(text) <= 60 else text[:57] + "..."
     if v.mask not in row:

@@ -4,7 +4,8 @@ Old ids stay. Each kind of vocabulary gets a word so that its model finds it, no
 cut out of the inside of longer words:
 
 * WordPiece takes the longest piece that matches, so a new word also changes longer words that begin with it.
-* Unigram takes the path with the highest score, so a word gets the score of its old path and a small bonus.
+* Unigram takes the path with the highest score, so a word gets the score of its old path and a small bonus for each
+  old piece, so that it goes before a path with another new word.
 * BPE joins pairs, so a word gets the merges that join its old pieces, and the pieces in between. They rank after all
   old merges: a text is cut as before, and then its pieces are joined.
 """
@@ -27,7 +28,7 @@ from jaxlm.tokenizers.tokenizer import Tokenizer, replace_surrogates
 
 MIN_COUNT = 5
 """Smallest number of occurrences of a new word; a row that is trained less often stays the mean of its pieces."""
-# Added to the score of a word's old path: far above rounding, far below what parts most other segmentations.
+# Added to the score of each old piece of a word: far above rounding, far below what parts most other segmentations.
 _BONUS = 0.01
 _byte = re.compile(r"<0x([0-9A-F]{2})>")
 
@@ -137,7 +138,7 @@ def _add_unigram(vocab: list[list[Any]], words: Mapping[str, Pieces], added_toke
     score = [lowest - 10 if (byte := _byte.fullmatch(piece)) and not "80" <= byte[1] < "C0" else
              0.0 if byte else score for piece, score in vocab]
     vocab += [[name, lowest * (len(name) + 1)] for name in added_tokens]
-    vocab += [[word, sum(score[i] for i in ids) + _BONUS] for word, ids in words.items()]
+    vocab += [[word, sum(score[i] + _BONUS for i in ids)] for word, ids in words.items()]
 
 
 def _add_bpe(model: dict[str, Any], size: int, words: Mapping[str, tuple[Sequence[str], Pieces]]) -> dict[str, Pieces]:

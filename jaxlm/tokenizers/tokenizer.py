@@ -36,6 +36,7 @@ _FINAL, _CLOSING = ".!?…。！？｡؟۔।॥։።။។", r"""["'”’»)\]
 _sentence_end = re.compile(rf"\W*[{_FINAL}]{_CLOSING}")
 # The end of a sentence in running text and the white space after it, which full-width punctuation does without.
 _between_sentences = re.compile(rf"(?:[{_FINAL}]{_CLOSING}(?=\s)|[。！？｡]+{_CLOSING}|\n)\s*")
+_mt5_sentinel = re.compile(r"(?:^|\s+)(<extra_id_\d+>)")
 # Pieces that continue a word of an n-gram, as in ALBERT's create_pretraining_data.py.
 _continues_ngram = re.compile(r"""[A-Za-z]|[A-Za-z!"#$%&()*+,./:;?@[\\\]^_`{|}~-]{2,}""")
 # Scripts written without spaces, in which every piece counts as a word.
@@ -252,6 +253,8 @@ class Tokenizer:
 
         A special token takes the space before it, like the word that it replaces.
         """
+        if f"{sentencepiece_json.SPACE}<extra_id_0>" in self.vocabulary.symbols:  # mT5's have it in their names
+            text = _mt5_sentinel.sub(rf"{sentencepiece_json.SPACE}\1", text)
         return self._marked.encode(replace_surrogates(text), add_special_tokens=False).ids
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
