@@ -9,7 +9,6 @@ import dataclasses
 import functools
 from typing import Any, ClassVar, NoReturn
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
@@ -18,7 +17,8 @@ from jaxlm.errors import UserError
 from jaxlm.models.base import Inputs
 from jaxlm.models.encoder import Encoder
 from jaxlm.models.layers.activations import ACTIVATIONS
-from jaxlm.models.layers.config import StackConfig, check_heads, transformer_sizes
+from jaxlm.models.layers.config import StackConfig, check_heads, kernel_init, transformer_sizes
+from jaxlm.models.layers.dense import Dense
 from jaxlm.models.layers.dropout import dropout
 from jaxlm.models.layers.multi_head import MultiHeadAttention, Visibility
 from jaxlm.models.layers.norm import Norm
@@ -181,7 +181,7 @@ def fused_layer(
         return add_norm(c, params["attention_norm"], query, y, keys[1])
 
     def dense(c: StackConfig, features: int, params: Params, x: jax.Array) -> jax.Array:
-        return call(nn.Dense(features, use_bias=c.use_bias, dtype=c.dtype), params, x)
+        return call(Dense(features, c.use_bias, c.dtype, kernel_init(c)), params, x)
 
     (tokens, entities), (w, e) = params, state
     w = attend(stack, tokens, w, visible, keys[:2])

@@ -402,7 +402,8 @@ def mean_of_tokens(
     hidden: Float[Array, "batch length width"], mask: Int[Array, "batch length"] | Bool[Array, "batch length"]
 ) -> Float[Array, "batch width"]:
     """Return the mean over the tokens of each row; zeros for a row without tokens."""
-    return jnp.einsum("blh,bl->bh", hidden, mask.astype(hidden.dtype)) / jnp.maximum(jnp.sum(mask, axis=1), 1)[:, None]
+    total = jnp.einsum("blh,bl->bh", hidden, mask.astype(hidden.dtype), preferred_element_type=jnp.float32)
+    return (total / jnp.maximum(jnp.sum(mask, axis=1), 1)[:, None]).astype(hidden.dtype)
 
 
 def last_token(

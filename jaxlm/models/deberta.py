@@ -17,8 +17,9 @@ from jaxlm.models.electra import NetworkPair
 from jaxlm.models.encoder import Encoder
 from jaxlm.models.heads import Head, TwoLayerHead
 from jaxlm.models.layers.config import StackConfig, kernel_init, transformer_sizes
+from jaxlm.models.layers.dense import broadcast
 from jaxlm.models.layers.disentangled import RelativeTable
-from jaxlm.models.layers.embeddings import Embeddings, EmbeddingTable
+from jaxlm.models.layers.embeddings import Embeddings, EmbeddingTable, add_positions
 from jaxlm.models.layers.norm import Norm
 from jaxlm.models.layers.stack import (
     Block,
@@ -94,7 +95,7 @@ class Deberta(Encoder):
         stack = dataclasses.replace(self.stack, num_layers=self.num_layers - 1)
         if stack.num_layers:  # a small generator may have one layer
             x, _ = run_stack(stack, {"layers": below}, x, shared, key=keys[1])
-        query = x + call(self._position, params["position"], self._positions(inputs))
+        query = add_positions(x, call(self._position, params["position"], self._positions(inputs)))
         query = query if at is None else at_positions(query, at)
         layer = rematerialized(functools.partial(call, Block(self.stack, key is None)), self.remat)
         for layer_key in keys[2:]:
@@ -124,7 +125,7 @@ class Deberta(Encoder):
 
     @property
     def _position(self) -> EmbeddingTable:
-        return EmbeddingTable(self.max_positions, self.hidden_size, kernel_init(self.stack), self.dtype)
+        return EmbeddingTable(self.max_positions, self.hidden_size, kernel_init(self.stack), jnp.float32)
 
 
 class ReplacedHead(Head):
@@ -133,7 +134,7 @@ class ReplacedHead(Head):
     @nn.compact
     def __call__(self, x: Float[Array, "*batch length hidden"]) -> Float[Array, "*batch length features"]:
         s = self.stack
-        x = Norm("layer", s.norm_eps, s.dtype, name="norm")(x + x[..., :1, :])
+        x = Norm("layer", s.norm_eps, s.dtype, name="norm")(x + broadcast(x[..., :1, :], x.shape, x.dtype))
         return TwoLayerHead(s, self.features, name="classifier")(x)
 
 

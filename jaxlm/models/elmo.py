@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int
 from jaxlm.fields import field
 from jaxlm.models.base import FineTuning, Inputs, Model
 from jaxlm.models.layers.config import HasDtype, check_sizes
+from jaxlm.models.layers.dense import add_bias, dense_product
 from jaxlm.models.layers.dropout import dropout
 from jaxlm.models.layers.lstm import LstmState, init_lstm, run_lstm
 from jaxlm.tokenizers.template import Template
@@ -155,11 +156,11 @@ class Elmo(HasDtype, Model):
             y = jax.lax.conv_general_dilated(
                 x, layer["kernel"].astype(x.dtype), (1,), "VALID", dimension_numbers=("NWC", "WIO", "NWC")
             )
-            features.append(jax.nn.relu(jnp.max(y, axis=1) + layer["bias"].astype(x.dtype)))
+            features.append(jax.nn.relu(add_bias(jnp.max(y, axis=1), layer["bias"])))
         x = jnp.concatenate(features, axis=-1)
 
         def dense(layer: Params, x: jax.Array) -> jax.Array:
-            return x @ layer["kernel"].astype(x.dtype) + layer["bias"].astype(x.dtype)
+            return add_bias(dense_product(x, layer["kernel"].astype(x.dtype)), layer["bias"])
 
         for layer in params["highways"].values():
             carry = jax.nn.sigmoid(dense(layer["carry"], x))

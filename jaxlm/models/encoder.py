@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -14,6 +13,7 @@ from jaxlm.fields import field
 from jaxlm.models.base import Inputs, TokenPredictor, document_positions
 from jaxlm.models.heads import MaskedLMHead
 from jaxlm.models.layers.config import PlainActivation, StackConfig, TransformerConfig, kernel_init
+from jaxlm.models.layers.dense import Dense
 from jaxlm.models.layers.embeddings import Embeddings
 from jaxlm.models.layers.multi_head import Visibility
 from jaxlm.models.layers.stack import SharedInputs, call, init_stack, run_stack, stack_flops
@@ -155,9 +155,9 @@ class Encoder(TransformerConfig, TokenPredictor):
         )
 
     @property
-    def _dense(self) -> nn.Dense:
+    def _dense(self) -> Dense:
         """Dense layer to the hidden size: the pooler, or the projection of the embeddings."""
-        return nn.Dense(self.hidden_size, dtype=self.dtype, kernel_init=kernel_init(self.stack))
+        return Dense(self.hidden_size, True, self.dtype, kernel_init(self.stack))
 
     @property
     def _mlm_head(self) -> MaskedLMHead:

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxlm.models.layers.activations import ACTIVATIONS
 from jaxlm.models.layers.config import StackConfig, kernel_init
+from jaxlm.models.layers.dense import Dense
 from jaxlm.models.layers.embeddings import EmbeddingTable
 from jaxlm.models.layers.norm import Norm
 from jaxlm.types import Params
@@ -24,10 +25,9 @@ class Head(nn.Module):
         """Return fresh parameters, float32."""
         return self.init(key, jnp.zeros((1, self.stack.hidden_size)))["params"]
 
-    def dense(self, features: int, name: str | None = None, use_bias: bool = True) -> nn.Dense:
+    def dense(self, features: int, name: str | None = None, use_bias: bool = True) -> Dense:
         """Return a dense layer. For `setup` and compact methods."""
-        init = kernel_init(self.stack)
-        return nn.Dense(features, use_bias=use_bias, dtype=self.stack.dtype, kernel_init=init, name=name)
+        return Dense(features, use_bias, self.stack.dtype, kernel_init(self.stack), name=name)
 
     def transform(self, x: Float[Array, "*batch hidden"], features: int, suffix: str = "") -> jax.Array:
         """Apply a dense layer, the activation and LayerNorm. For compact methods."""

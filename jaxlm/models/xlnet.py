@@ -14,6 +14,7 @@ from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.base import FineTuning, Inputs, UncachedState, UncachedWriter
 from jaxlm.models.layers.config import StackConfig, TransformerConfig, kernel_init, transformer_sizes
+from jaxlm.models.layers.dense import broadcast
 from jaxlm.models.layers.dropout import dropout, module_key
 from jaxlm.models.layers.embeddings import EmbeddingTable
 from jaxlm.models.layers.feed_forward import FeedForward
@@ -134,8 +135,7 @@ class Xlnet(TransformerConfig, UncachedWriter):
         attended = Keys(jnp.pad(types, before), jnp.pad(rank, before, constant_values=MEMORY_RANK))
         queries = [Queries(None, types, limit)]
         if positions is not None:
-            start = params["query_start"].astype(self.dtype)
-            start = jnp.broadcast_to(start, (*positions.shape, self.hidden_size))
+            start = broadcast(params["query_start"], (*positions.shape, self.hidden_size), self.dtype)
             streams.append(dropout(start, self.dropout, next(keys)))
             queries.append(Queries(positions, *(jnp.take_along_axis(x, positions, axis=1) for x in (types, limit))))
         block = XlnetLayer(self.stack, key is None)

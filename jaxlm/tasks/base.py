@@ -18,6 +18,7 @@ from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.base import FineTuning, Inputs, Model
 from jaxlm.models.layers.activations import ACTIVATIONS
+from jaxlm.models.layers.dense import add_bias, dense_product
 from jaxlm.models.layers.dropout import dropout
 from jaxlm.models.layers.embeddings import logits
 from jaxlm.objectives.base import Constants, Line, Objective, require_positions
@@ -267,7 +268,7 @@ class Task(Objective):
         if name := self.fine_tuning.activation:
             act = jnp.tanh if name == "tanh" else ACTIVATIONS[name]
             pooler = params["pooler"]
-            x = act(x @ pooler["kernel"].astype(x.dtype) + pooler["bias"].astype(x.dtype))
+            x = act(add_bias(dense_product(x, pooler["kernel"].astype(x.dtype)), pooler["bias"]))
         return dropout(x, self.classifier_dropout, key)
 
     def classify(self, params: Params, x: Float[Array, "*batch hidden"]) -> Float[Array, "*batch outputs"]:

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int
 from jaxlm.models.layers.attention import HIDDEN, on_each_device, split_heads
 from jaxlm.models.layers.chunked_kernel import ChunkedInputs, Options, chunked_attention, fits
 from jaxlm.models.layers.config import StackConfig, kernel_init
+from jaxlm.models.layers.dense import Dense
 from jaxlm.models.layers.dropout import dropout, dropout_seeds, module_key
 from jaxlm.models.layers.kernel_choice import Attention, choose_kernel
 from jaxlm.models.layers.multi_head import HeadsDense
@@ -230,7 +231,7 @@ def merge(config: ChunkedConfig, x: Float[Array, "batch heads length head_dim"])
     """Apply the output projection, without bias. For compact methods."""
     x = x.swapaxes(1, 2).reshape(x.shape[0], x.shape[2], -1)
     init = kernel_init(config, residual=True)
-    return nn.Dense(config.hidden_size, use_bias=False, dtype=config.dtype, name="out", kernel_init=init)(x)
+    return Dense(config.hidden_size, False, config.dtype, init, name="out")(x)
 
 
 def unit(x: Float[Array, "*batch head_dim"]) -> Float[Array, "*batch head_dim"]:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxlm.models.layers.config import DType
+from jaxlm.models.layers.dense import add_bias
 from jaxlm.models.layers.dropout import dropout, module_key
 from jaxlm.models.layers.norm import Norm
 
@@ -52,7 +53,7 @@ class Embeddings(nn.Module):
     def setup(self) -> None:
         self.word = EmbeddingTable(self.vocab_size, self.width, self.word_init, self.dtype)
         if self.num_positions:
-            self.position = EmbeddingTable(self.num_positions, self.width, self.position_init, self.dtype)
+            self.position = EmbeddingTable(self.num_positions, self.width, self.position_init, jnp.float32)
         if self.type_vocab_size:
             self.token_type = EmbeddingTable(self.type_vocab_size, self.width, self.word_init, self.dtype)
         if self.norm_eps is not None:
@@ -68,12 +69,19 @@ class Embeddings(nn.Module):
         x = self.word(input_ids)
         x = x if self.scale == 1.0 else x * jnp.asarray(self.scale, x.dtype)
         if self.num_positions:
-            x = x + self.position(positions)
+            x = add_positions(x, self.position(positions))
         if self.type_vocab_size:
             x = x + self.token_type(jnp.zeros_like(input_ids) if token_type_ids is None else token_type_ids)
         if self.norm_eps is not None:
             x = self.norm(x)
         return dropout(x, self.dropout_rate, module_key(self, self.dropout_rate, deterministic))
+
+
+def add_positions(
+    x: Float[Array, "batch length width"], rows: Float[Array, "#batch length width"]
+) -> Float[Array, "batch length width"]:
+    """Return x + rows, in the type of x; the gradient of rows, which are float32, is a float32 sum."""
+    return add_bias(x, rows[0]) if len(rows) == 1 else x + rows.astype(x.dtype)
 
 
 def logits(

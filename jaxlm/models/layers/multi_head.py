@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxlm.models.layers.attention import attend, repeat_heads
 from jaxlm.models.layers.banded import in_band
 from jaxlm.models.layers.config import StackConfig, kernel_init
+from jaxlm.models.layers.dense import Dense, add_bias, dense_product
 from jaxlm.models.layers.disentangled import attend_disentangled
 from jaxlm.models.layers.dropout import dropout, module_key
 from jaxlm.models.layers.kernel_choice import Attention, choose_kernel
@@ -113,7 +114,7 @@ class MultiHeadAttention(nn.Module):
                 key_segments=visibility.key_segments, mask=visibility.mask, dropout_key=dropout_key,
             )
         init = kernel_init(c, residual=True)
-        out = nn.Dense(c.hidden_size, use_bias=c.has_bias("out"), dtype=c.dtype, name="out", kernel_init=init)
+        out = Dense(c.hidden_size, c.has_bias("out"), c.dtype, init, name="out")
         return out(y.reshape(*x.shape[:-1], -1)), extra
 
 
@@ -164,23 +165,10 @@ class HeadsDense(nn.Module):
         x, kernel = x.astype(c.dtype), kernel.astype(c.dtype)
         if self.heads_first:
             return jnp.einsum("bli,ihk->bhlk", x, kernel.reshape(-1, *shape))
-        y = x @ kernel
+        y = dense_product(x, kernel)
         if c.has_bias(self.name):
             y = add_bias(y, self.param("bias", nn.initializers.zeros, (math.prod(shape),), jnp.float32))
         return y.reshape(*x.shape[:-1], *shape)
-
-
-@jax.custom_vjp
-def add_bias(y: Float[Array, "*batch features"], bias: Float[Array, " features"]) -> Float[Array, "*batch features"]:
-    """Return y + bias in the type of y, which a GPU's matrix product adds; the gradient of bias is a float32 sum."""
-    return y + bias.astype(y.dtype)
-
-
-def _add_bias_backward(_: None, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return gradient, jnp.sum(gradient.astype(jnp.float32), axis=tuple(range(gradient.ndim - 1)))
-
-
-add_bias.defvjp(lambda y, bias: (add_bias(y, bias), None), _add_bias_backward)
 
 
 def empty_cache(config: StackConfig, batch: int, slots: int, source_length: int = 0) -> list[dict[str, Cache]]:

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxlm.models.layers.attention import attend, on_each_device, split_heads
 from jaxlm.models.layers.config import StackConfig, kernel_init
+from jaxlm.models.layers.dense import Dense, add_bias, broadcast
 from jaxlm.models.layers.dropout import dropout_seeds, module_key
 from jaxlm.models.layers.kernel_choice import Attention, choose_kernel
 from jaxlm.models.layers.relative_kernel import fits, relative_attention
@@ -84,8 +85,8 @@ class RelativeAttention(nn.Module):
     def setup(self) -> None:
         c = self.config
 
-        def dense(features: int) -> nn.Dense:
-            return nn.Dense(features, use_bias=False, dtype=c.dtype, kernel_init=kernel_init(c))
+        def dense(features: int) -> Dense:
+            return Dense(features, False, c.dtype, kernel_init(c))
 
         def vectors(name: str, *shape: int) -> jax.Array:
             return self.param(name, kernel_init(c), (*shape, c.num_heads, c.head_dim), jnp.float32)
@@ -121,11 +122,11 @@ class RelativeAttention(nn.Module):
         c = self.config
         query = self._heads(self.query(x))
         key, value, distance = shared
-        distance_query = query + self.position_bias.astype(c.dtype)
-        segment_query, segment = query + self.segment_bias.astype(c.dtype), self.segment.astype(c.dtype)
+        distance_query = add_bias(query, self.position_bias)
+        segment_query, segment = add_bias(query, self.segment_bias), self.segment.astype(c.dtype)
         segment_scores = jnp.einsum("bqnd,snd->sbnq", segment_query, segment)
         y = (fused if has_kernel(c, distance.shape[1], key.shape[1]) else in_memory)(
-            c, query + self.content_bias.astype(c.dtype), distance_query, key, value, distance, segment_scores,
+            c, add_bias(query, self.content_bias), distance_query, key, value, distance, segment_scores,
             is_backward, queries, keys, module_key(self, c.attention_dropout, self.deterministic),
         )
         return self.out(y.reshape(*x.shape[:-1], -1))
@@ -145,13 +146,14 @@ def in_memory(
     config, query, distance_query, key, value, distance, segment_scores, is_backward, queries, keys, dropout_key
 ):
     """Return attention with the scores in memory."""
-    forward, backward = distance
+    forward, backward = (broadcast(x, (len(is_backward), *x.shape), x.dtype) for x in distance)
     # The gradient of indexing with is_backward would be a scatter, which a TPU runs as a loop over the rows.
     distance = jnp.where(is_backward[:, None, None, None] > 0, backward, forward)
     by_distance = jnp.einsum("bqnd,bpnd->bnqp", distance_query, distance)
     bias = by_key(by_distance, queries.positions, key.shape[1])
     is_other = keys.segments[:, None, :] != queries.segments[:, :, None]
-    bias += jnp.where(is_other[:, None], segment_scores[1, ..., None], segment_scores[0, ..., None])
+    same, other = (broadcast(x[..., None], bias.shape, bias.dtype) for x in segment_scores)
+    bias += jnp.where(is_other[:, None], other, same)
     visible = keys.ranks[:, None, :] < queries.limits[:, :, None]
     if queries.positions is None:
         visible |= jnp.eye(query.shape[1], key.shape[1], key.shape[1] - query.shape[1], dtype=bool)
