@@ -287,7 +287,10 @@ def make_train_step(
             def results(params: Params, example: Example, key: jax.Array) -> tuple[Params, Terms, Memory]:
                 groups = len(jax.tree.leaves(batch)[0]) // objective.row_group
                 memory, frozen = state.memory, program.frozen_params
-                return gradients(objective, params, example, memory, key, t.accumulate, frozen, groups)
+                grads, *rest = gradients(objective, params, example, memory, key, t.accumulate, frozen, groups)
+                if replay:  # the optimizer has only the first ones sharded, which would change the order of their sums
+                    grads = jax.lax.with_sharding_constraint(grads, program.shardings.params)
+                return grads, *rest
 
             grads, terms, memory = results(state.params, example, key)
             if replay:  # behind barriers, since what uses a result may change how the compiler fuses its sums
