@@ -32,8 +32,8 @@ from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.training.checkpoints import Checkpoints
 
 METADATA = (
-    "data", "data_version", "tokenizer", "frozen", "source", "unigram_entropy", "configuration", "imported_from",
-    "fresh", "chosen", "settings", "jaxlm",
+    "data", "tokenizer", "frozen", "source", "unigram_entropy", "configuration", "imported_from", "fresh",
+    "chosen", "settings", "jaxlm",
 )
 """Keys of a run's metadata, in data.json and in each of its checkpoints (see `jaxlm.runs.resume.run_metadata`). "jaxlm"
 is the version that wrote the file."""
@@ -130,9 +130,7 @@ def _read_metadata(folder: epath.Path, steps: list[int]) -> dict[str, Any]:
             if found.pop("digest") != digest(found):
                 raise ValueError("it does not match its digest")
             return {name: found[name] for name in METADATA if name in found}
-        except KeyError:  # an older run has no digest
-            continue
-        except (OSError, ValueError, TypeError, RecursionError):
+        except (OSError, KeyError, ValueError, TypeError, RecursionError):
             _log_once(f"{path} is damaged; using the copy in a checkpoint, if there is one.")
     return {}
 
