@@ -34,7 +34,7 @@ from jaxlm.training.metrics import MetricsWriter, Totals, evaluations, is_out_of
 from jaxlm.training.program import Program, TrainState, check_program
 from jaxlm.training.progress import Progress
 from jaxlm.training.trackers import require_tracker
-from jaxlm.trees import paths, subtrees, within
+from jaxlm.trees import leaves, subtrees, within
 from jaxlm.types import Params, Report
 
 
@@ -213,8 +213,8 @@ def _state_of(program: Program, source: PretrainedModel, report: Report) -> Trai
 
 def unshared(params: Params, source: PretrainedModel) -> str:
     """Return the parameters that only the run or only the pretrained model has, as the end of a line; else ""."""
-    ours = set(paths(params))
-    theirs = {path for path in paths(source.params) if not any(within(path, fresh) for fresh in source.fresh)}
+    ours = set(leaves(params))
+    theirs = {path for path in leaves(source.params) if not any(within(path, fresh) for fresh in source.fresh)}
     lacking, unused = listed(subtrees(ours - theirs, ours)), listed(subtrees(theirs - ours, theirs))
     return (
         (f"; randomly initialized: {lacking}" if lacking else "")
