@@ -28,6 +28,8 @@ DEFAULT_CACHE = "~/.cache/jaxlm"
 """Cache folder without $JAXLM_CACHE."""
 JSON_TYPES = {dict: "an object", list: "a list", str: "text", int: "an integer", float: "a number", bool: "a boolean"}
 """Names of JSON types in error messages."""
+TEXT = (str, int, float)
+"""Form of a text in `check_form`, which may be written as a number."""
 
 _ABANDONED = 24 * 3600  # seconds; longer than a part takes, whose keys are written at its end
 _AT_ONCE = 32  # requests to a bucket
@@ -342,7 +344,8 @@ def check_form(value: Any, form: Any, file: str | os.PathLike[str], key: str = "
     """
     forms = {f if isinstance(f, type) else type(f): f for f in (form if isinstance(form, tuple) else (form,))}
     if type(value) not in forms:
-        found, wanted = "missing" if value is None else json.dumps(value)[:80], " or ".join(map(JSON_TYPES.get, forms))
+        found = "missing" if value is None else json.dumps(value, default=str)[:80]
+        wanted = "text" if form == TEXT else " or ".join(map(JSON_TYPES.get, forms))
         raise UserError(f"{file}: {key or 'it'} is {found}; it must be {wanted}, so mend the file or copy it again.")
     form = forms[type(value)]
     items = {str(i): item for i, item in enumerate(value)} if isinstance(form, list) else value

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxlm.errors import UserError
 from jaxlm.types import Params
@@ -20,37 +22,17 @@ VOCABULARY_AXES: Mapping[str, int] = {
 }
 """Last two names of a parameter's path → its vocabulary axis. The bias without a parent is XLNet's."""
 
+leaves = functools.partial(flatten_dict, sep="/")
+"""Function that returns {path "a/b/c": leaf} of a nested dict."""
+nest = functools.partial(unflatten_dict, sep="/")
+"""The inverse of `leaves`."""
+
 
 def get(tree: Params, path: str) -> Any:
     """Return the leaf or subtree at "a/b/c"."""
     for name in path.split("/"):
         tree = tree[name]
     return tree
-
-
-def put(tree: Params, path: str, leaf: Any) -> None:
-    """Set the leaf at "a/b/c" in place, creating the dicts that contain it."""
-    *parents, last = path.split("/")
-    for name in parents:
-        tree = tree.setdefault(name, {})
-    tree[last] = leaf
-
-
-def paths(tree: Params, prefix: str = "") -> Iterator[str]:
-    """Yield the path "a/b/c" of every leaf."""
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from paths(value, f"{prefix}{name}/")
-        else:
-            yield prefix + name
-
-
-def select_paths(tree: Params, chosen: Iterable[str]) -> Params:
-    """Return the leaves of the paths `chosen`."""
-    found: Params = {}
-    for path in chosen:
-        put(found, path, get(tree, path))
-    return found
 
 
 def path_string(path: tuple[Any, ...]) -> str:
@@ -90,7 +72,7 @@ def subtrees(chosen: Collection[str], every: Iterable[str]) -> list[str]:
 
 def merge_params(params: Params, source: Params) -> Params:
     """Return `params` with the leaves that `source` has too replaced by those."""
-    found = _leaves(source)
+    found = leaves(source)
 
     def merge(path: tuple[Any, ...], leaf: Any) -> Any:
         other = found.get(path_string(path), leaf)
@@ -106,7 +88,7 @@ def merge_params(params: Params, source: Params) -> Params:
 
 def extend_vocabulary(source: Params, params: Params) -> Params:
     """Return `source` with what only `params` has along vocabulary axes appended."""
-    found = _leaves(params)
+    found = leaves(params)
 
     def extend(path: tuple[Any, ...], leaf: Any) -> Any:
         other = found.get(path_string(path))
@@ -134,7 +116,3 @@ def with_mean_rows(params: Params, rows: int, start: int, groups: Sequence[Seque
         return np.moveaxis(np.concatenate([table[:start], np.stack(means).astype(table.dtype)]), 0, axis)
 
     return jax.tree_util.tree_map_with_path(extend, params)
-
-
-def _leaves(tree: Params) -> dict[str, Any]:
-    return {path_string(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}

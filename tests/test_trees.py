@@ -12,7 +12,7 @@ import pytest
 
 from jaxlm.config.presets import load_preset
 from jaxlm.tokenizers.vocabulary import Vocabulary
-from jaxlm.trees import VOCABULARY_AXES, extend_vocabulary, get, merge_params, paths, with_mean_rows
+from jaxlm.trees import VOCABULARY_AXES, extend_vocabulary, get, leaves, merge_params, with_mean_rows
 
 PRESETS = sorted((Path(__file__).parents[1] / "configs").glob("*_tiny.py"))
 
@@ -34,11 +34,11 @@ def test_every_vocabulary_axis_grows(preset):
         for size in (7001, 7900)
     )
     found = {}
-    for path in paths(small):
+    for path in leaves(small):
         shapes = get(small, path).shape, get(large, path).shape
         if shapes[0] != shapes[1]:
             (found[path],) = (axis for axis, sizes in enumerate(zip(*shapes, strict=True)) if len(set(sizes)) > 1)
-    named = {path: VOCABULARY_AXES.get("/".join(f"/{path}".split("/")[-2:])) for path in paths(small)}
+    named = {path: VOCABULARY_AXES.get("/".join(f"/{path}".split("/")[-2:])) for path in leaves(small)}
     assert found == {path: axis for path, axis in named.items() if axis is not None}
     merged = jax.eval_shape(lambda own, source: merge_params(own, extend_vocabulary(source, own)), large, small)
     assert merged == large

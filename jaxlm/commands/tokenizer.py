@@ -6,7 +6,6 @@ jaxlm tokenizer extend RUN_OR_HF_DIR OUT --data.source TEXT
 
 from __future__ import annotations
 
-import argparse
 import os
 from pathlib import Path
 
@@ -21,29 +20,25 @@ def main(arguments: list[str]) -> None:
         return _extend(arguments[1:])
     parser = Parser("jaxlm tokenizer", __doc__)
     parser.add_argument("action", choices=["train"], help="these options; `extend --help` lists those of extend")
-    # `train SOURCE OUT --vocab-size N` is the older spelling.
-    parser.add_argument("text", nargs="?", help=argparse.SUPPRESS)
     parser.add_argument("out", help="folder to write")
     text, option = "python-docs, a file, folder or glob, tfds:NAME or hf:NAME", parser.add_argument
-    option("--data.source", dest="source", metavar="TEXT", help=text)
-    option("--data.vocab-size", "--vocab-size", dest="vocab_size", type=int, default=8192,
+    option("--data.source", dest="source", required=True, metavar="TEXT", help=text)
+    option("--data.vocab-size", dest="vocab_size", type=int, default=8192,
            help="ids in all, special symbols included (8192)")
-    option("--data.tokenizer-kind", "--kind", dest="kind", choices=["unigram", "bpe", "byte-bpe", "bytes", "words"],
+    option("--data.tokenizer-kind", dest="kind", choices=["unigram", "bpe", "byte-bpe", "bytes", "words"],
            default="unigram",
            help="SentencePiece, unigram (default) or BPE; byte-level BPE; bytes (258 ids); whole words")
-    option("--data.normalization", "--normalization", dest="normalization", choices=["nmt_nfkc", "identity"],
-           default="nmt_nfkc", help="what is done to a text first: nmt_nfkc (default) or nothing")
-    option("--data.text-field", "--text-field", dest="text_field", default="text",
+    option("--data.normalization", dest="normalization", choices=["nmt_nfkc", "identity"], default="nmt_nfkc",
+           help="what is done to a text first: nmt_nfkc (default) or nothing")
+    option("--data.text-field", dest="text_field", default="text",
            help="field of JSON lines and tfds examples (text)")
     parser.add_argument("--symbols", nargs="+", default=[], help="further special symbols, such as '[R]'")
     options = parser.parse_args(arguments or ["--help"])
-    if not (options.source or options.text):
-        raise UserError("--data.source is missing; name the text to train on.")
     out = _new_folder(options.out, "tokenizers")
     from jaxlm.data.text import TextData
 
     data = TextData(
-        source=options.source or options.text, text_field=options.text_field, vocab_size=options.vocab_size,
+        source=options.source, text_field=options.text_field, vocab_size=options.vocab_size,
         tokenizer_kind=options.kind, normalization=options.normalization,
     )
     data.validate()

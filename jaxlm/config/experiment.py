@@ -203,7 +203,7 @@ class TrainConfig:
         return bool(self.patience or self.best_by)
 
     def __post_init__(self) -> None:
-        if isinstance(self.phases, str):  # a flag's text, as in configurations of runs before 27 November 2026
+        if isinstance(self.phases, str):  # the flag's text
             object.__setattr__(self, "phases", parse_phases(self.phases))
 
     @property

@@ -39,7 +39,6 @@ def from_json(value: Any, where: str = "the configuration") -> Any:
         return tuple(from_json(item, where) for item in value)
     if not isinstance(value, dict):
         return value
-    value = _renamed(value)
     cls = find_class(str(value.get("type")), where)
     marks = {f.name: marks_of(f) for f in dataclasses.fields(cls)}
     unknown = sorted(name for name in value if name != "type" and "bound" in marks.get(name, {"bound"}))
@@ -54,15 +53,6 @@ def from_json(value: Any, where: str = "the configuration") -> Any:
         return cls(**{name: from_json(item, where) for name, item in fields.items()})
     except (TypeError, ValueError, ArithmeticError) as error:
         raise UserError(f"{where} does not describe a {cls.__name__}: {error}") from error
-
-
-def _renamed(value: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a class by this version's names: `Contrastive` was once that of text without labels, too."""
-    if value.get("type") != "Contrastive" or "positives" not in value:
-        return value
-    of_rows, of_text = ("criterion", "negatives", "query_prompt", "passage_prompt"), ("positives", "keep_rate")
-    name, others = ("Contrastive", of_text) if value["positives"] == "rows" else ("SelfContrastive", of_rows)
-    return {key: item for key, item in value.items() if key not in others} | {"type": name}
 
 
 def flatten(config: Any, keep: Callable[[Setting], bool] = lambda setting: True) -> dict[str, Any]:

@@ -21,20 +21,17 @@ import json
 import lzma
 import os
 import re
-import types
-import typing
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TextIO, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TextIO
 
-import typeguard
 import zstandard
 from etils import epath
 
 from jaxlm.data.mentions import Mentions, within
 from jaxlm.errors import UserError
-from jaxlm.paths import reading
+from jaxlm.paths import JSON_TYPES, reading
 
 PIECE = 1 << 16  # characters
 BLOCK = 1 << 20  # characters of a line per read
@@ -52,10 +49,6 @@ _DECOMPRESSORS: dict[str, Callable[[], Any]] = {
 _COMPRESSED = 1 << 13  # compressed bytes per read; decompressed, they may grow a thousandfold
 _CODECS = ["utf_16", "cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "cp949", "cp932", "euc_jp", "gb18030", "big5"]
 """Encodings that text files have beside UTF-8."""
-_KINDS = {
-    type(None): "null or missing", bool: "true or false", int: "a number", float: "a number", list: "a list",
-    dict: "an object",
-}
 
 
 class Piece(NamedTuple):
@@ -317,7 +310,6 @@ class Columns(NamedTuple):
         return chosen
 
 
-Schema = TypeVar("Schema", bound=NamedTuple)
 NUMBERS = (int, float)
 LABELS = (int, float, bool)
 """Types other than str of the texts and of the labels of a row."""
@@ -339,45 +331,10 @@ def text_of(value: Any, place: str, name: str, others: tuple[type, ...] = NUMBER
         return value
     if type(value) in others:  # a bool is also an int
         return str(value)
+    found = "null or missing" if value is None else JSON_TYPES.get(type(value), type(value).__name__)
     raise UserError(
-        f"{place}: the field {name!r} is {_KINDS.get(type(value), type(value).__name__)}, not text; fix or remove the "
-        "row, or choose a field of texts."
+        f"{place}: the field {name!r} is {found}, not text; fix or remove the row, or choose a field of texts."
     )
-
-
-def row_of(schema: type[Schema], value: Any, place: str) -> Schema:
-    """Return the fields of a JSON object that a NamedTuple declares.
-
-    Text may be a number (see `text_of`), and a list may be one of objects with a NamedTuple of their own. Null stands
-    for a missing field.
-
-    Args:
-        schema: the NamedTuple, with types of its fields, and defaults of those that may be missing.
-        value: the object.
-        place: place of the row, for messages.
-
-    Raises:
-        UserError: the value is no object, or a field is missing or of another type.
-    """
-    if not isinstance(value, dict):
-        raise UserError(f"{place}: expected a JSON object, found {_KINDS.get(type(value), 'text')}.")
-    found = {}
-    for name, hint in typing.get_type_hints(schema).items():
-        if (item := value.get(name)) is None and name in schema._field_defaults:
-            continue
-        hint = typing.get_args(hint)[0] if isinstance(hint, types.UnionType) else hint  # without None
-        kind = next(iter(typing.get_args(hint)), None)
-        if hint is str:
-            item = text_of(item, place, name)
-        elif isinstance(item, list) and hasattr(kind, "_fields"):
-            item = [row_of(kind, each, place) for each in item]
-        try:
-            found[name] = typeguard.check_type(item, hint)
-        except typeguard.TypeCheckError:
-            has = _KINDS.get(type(item), "text")
-            wants = "a whole number" if hint is int else _KINDS[typing.get_origin(hint) or hint]
-            raise UserError(f"{place}: the field {name!r} is {has}, not {wants}; fix or remove the row.") from None
-    return schema(**found)
 
 
 def texts_of(value: Any, place: str, name: str, others: tuple[type, ...] = NUMBERS) -> list[str]:

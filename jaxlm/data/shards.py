@@ -19,7 +19,6 @@ from __future__ import annotations
 import array
 import dataclasses
 import hashlib
-import heapq
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -198,19 +197,9 @@ class _ShardWriter:
             "units": self._ends.size, "documents": len(arrays["hashes"]), "bytes": self._bytes, "blank": self._blank,
             "mentions": self._mentions, "names": list(self._names), "whole": self._whole,
             "digest": f"{self._digest:064x}", "unknown_words": list(self._words)[:NUM_WORDS],
-            "divided": self._divided, **hash_facts(arrays["hashes"], arrays["sizes"]),
+            "divided": self._divided,
         }
         write_facts(self._folder / FACTS, facts)
-
-
-def hash_facts(hashes: np.ndarray, sizes: np.ndarray) -> dict[str, Any]:
-    """Return the lowest and highest hash, and (hash, size) of the documents of LEAST bytes with the lowest hashes."""
-    if not len(hashes):
-        return {"lowest": None, "highest": None, "low": []}
-    order = np.argsort(hashes, kind="stable")
-    lowest = order[: 1 + np.searchsorted(np.cumsum(sizes[order].astype(np.int64)), LEAST)]
-    low = [[int(hashes[i]), int(sizes[i])] for i in lowest]
-    return {"lowest": low[0][0], "highest": int(hashes.max()), "low": low}
 
 
 class Shard:
@@ -254,27 +243,20 @@ class Totals:
     least_below: int
 
     @classmethod
-    def of(cls, facts: Iterator[Mapping[str, Any]]) -> Totals:
-        """Add up the facts of shards in order."""
-        digest, documents, size, low, highest = 0, 0, 0, [], 0
-        for each in facts:
-            digest = (digest * pow(_BASE, each["whole"], _PRIME) + int(each["digest"], 16)) % _PRIME
-            documents, size = documents + each["documents"], size + each["bytes"]
-            highest = max(highest, each["highest"] or 0)
-            low = _lowest([*low, *map(tuple, each["low"])])
-        least, held = 0, 0
-        for value, own in low:
-            if held < min(LEAST, size / 10):
-                least, held = 1 + value, held + own
-        least = least if held <= size / 5 else 0
-        return cls(f"{digest:064x}", documents, size, low[0][0] if low else 0, highest, least)
-
-
-def _lowest(documents: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return those (hash, size) with the lowest hashes that have LEAST bytes together, in order."""
-    found, held = [], 0
-    heapq.heapify(documents)
-    while documents and held < LEAST:
-        found.append(heapq.heappop(documents))
-        held += found[-1][1]
-    return found
+    def of(cls, shards: Iterator[tuple[Mapping[str, Any], np.ndarray, np.ndarray]]) -> Totals:
+        """Add up shards in order, given the facts of each and the hashes and sizes of its documents that are kept."""
+        digest = documents = size = highest = 0
+        low, low_sizes = np.zeros(0, np.uint64), np.zeros(0, np.int64)  # of the lowest hashes, of LEAST bytes together
+        for facts, hashes, sizes in shards:
+            digest = (digest * pow(_BASE, facts["whole"], _PRIME) + int(facts["digest"], 16)) % _PRIME
+            documents, size = documents + len(sizes), size + int(sizes.sum())
+            highest = max(highest, int(hashes.max(initial=0)))
+            is_low = hashes < low[-1] if low_sizes.sum() >= LEAST else slice(None)
+            low, low_sizes = np.append(low, hashes[is_low]), np.append(low_sizes, sizes[is_low])
+            order = np.argsort(low, kind="stable")
+            order = order[: 1 + np.searchsorted(np.cumsum(low_sizes[order]), LEAST)]
+            low, low_sizes = low[order], low_sizes[order]
+        held = np.cumsum(low_sizes)
+        last = np.searchsorted(held, min(LEAST, size / 10))
+        least = 1 + int(low[last]) if size and held[last] <= size / 5 else 0
+        return cls(f"{digest:064x}", documents, size, int(low[0]) if len(low) else 0, highest, least)

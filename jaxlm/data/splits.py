@@ -17,7 +17,7 @@ from etils import epath
 
 from jaxlm.data.arrays import SPLITS, ArrayWriter, Files, FlatArray, Increasing, IncreasingWriter, Spliced, write_array
 from jaxlm.data.parts import Part
-from jaxlm.data.shards import LEAST, Shard, Shards, Totals, hash_facts
+from jaxlm.data.shards import LEAST, Shard, Shards, Totals
 from jaxlm.errors import UserError
 from jaxlm.paths import at_once
 
@@ -121,27 +121,26 @@ class SplitText:
 
 
 def _open(parts: Sequence[Part], shards: Shards, removed: Sequence[np.ndarray]) -> tuple[list[Shard], Totals]:
-    """Open the shards, and add up their facts without the documents that are removed.
+    """Open the shards, and add up their documents without those that are removed.
 
     The digest is that of all documents.
     """
     opened: list[Shard] = []
 
-    def facts() -> Iterator[dict[str, Any]]:
-        for number, shard in enumerate(at_once(lambda part: Shard(shards.path(part)), parts)):
-            found = dict(shard.facts)
-            if removed:
-                if len(removed[number]) != found["documents"]:
-                    raise UserError(f"{parts[number]} changed while it was read; run again when it is complete.")
-                kept = ~removed[number]
-                sizes = shard.read("sizes")[kept]
-                found |= {"documents": len(sizes), "bytes": int(sizes.sum())}
-                found |= hash_facts(shard.read("hashes")[kept], sizes)
-            del shard.facts["low"]  # the lists of many shards would fill the memory
-            opened.append(shard)
-            yield found
+    def read(number: int) -> tuple[Shard, np.ndarray, np.ndarray]:
+        shard = Shard(shards.path(parts[number]))
+        hashes, sizes = shard.read("hashes"), shard.read("sizes")
+        if removed and len(removed[number]) != len(hashes):
+            raise UserError(f"{parts[number]} changed while it was read; run again when it is complete.")
+        kept = ~removed[number] if removed else slice(None)
+        return shard, hashes[kept], sizes[kept]
 
-    return opened, Totals.of(facts())
+    def documents() -> Iterator[tuple[dict[str, Any], np.ndarray, np.ndarray]]:
+        for shard, hashes, sizes in at_once(read, range(len(parts))):
+            opened.append(shard)
+            yield shard.facts, hashes, sizes
+
+    return opened, Totals.of(documents())
 
 
 def _place(shards: Sequence[Shard], removed: Sequence[np.ndarray], tail: int) -> tuple[int, int, int | None]:

@@ -89,7 +89,7 @@ Evaluated = tuple[list[dict[str, Any]], Result, Sequence[tuple[str, ...]], Calla
 def _pairs(encode: Encode, table: list[TableRow], names: Sequence[str], limit: int) -> Evaluated:
     """Score pairs by their vectors, and by the share of their words that they have in common."""
     labelled = [row for row in table[: limit or None] if row.label(names[2]) is not None]
-    golds = np.array([_number(row, names[2]) for row in labelled])
+    golds = np.array([row.number(names[2]) for row in labelled])
     if len(np.unique(golds)) < 2:
         raise UserError(f"all values of {names[2]} are equal, which measures nothing; choose others with --columns.")
     texts = [(row.text(names[0]), row.text(names[1])) for row in labelled]
@@ -253,18 +253,6 @@ def _columns(path: str) -> list[str]:
     return [*PAIR, golds[0]]
 
 
-def _number(row: TableRow, name: str) -> float:
-    """Return the value of a column as a finite number."""
-    label = row.label(name) or ""
-    try:
-        value = float({"true": "1", "false": "0"}.get(label.lower(), label))
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise UserError(f"{row.place}: {name} is {label!r}, no number; fix or remove the row.")
-    return value
-
-
 def _paired(rows: list[TableRow], query: str, documents: str) -> Retrieval:
     """Return the retrieval of each row's documents among those of all rows."""
     relevant: dict[str, dict[str, float]] = defaultdict(dict)
@@ -290,7 +278,7 @@ def _read_folder(folder: Path) -> Retrieval:
     if qrels is None:
         raise UserError(f"{folder} has neither qrels.tsv nor qrels/test.tsv, the table of relevant documents; add it.")
     for row in rows(qrels, "query-id", "corpus-id", "score"):
-        query, document, gain = row.text("query-id"), row.text("corpus-id"), _number(row, "score")
+        query, document, gain = row.text("query-id"), row.text("corpus-id"), row.number("score")
         for name, known, kind in ((query, queries, "queries.jsonl"), (document, documents, "corpus.jsonl")):
             if name not in known:
                 raise UserError(f"{row.place}: {kind} has no _id {name!r}; fix or remove the row.")

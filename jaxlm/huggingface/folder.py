@@ -40,7 +40,7 @@ from jaxlm.tokenizers.export import export as export_tokenizer
 from jaxlm.tokenizers.template import parts, symbol_id
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
-from jaxlm.trees import get, paths, put, subtrees, within
+from jaxlm.trees import get, leaves, nest, subtrees, within
 from jaxlm.types import FolderSettings, Params, Vectors
 
 RELATIVE_LENGTH = 512
@@ -235,13 +235,11 @@ def import_folder(hf_dir: str | os.PathLike[str], *, seed: int = 0) -> Pretraine
                 raise UserError(f"{weights.folder} has {path} that differs from the other model's; both must share it.")
         params |= new
     params = family.import_params(params) if family.import_params else params
-    fresh = sorted(set(paths(template)) - params.keys())
+    fresh = sorted(set(leaves(template)) - params.keys())
     untrained = [path for path in params if any(within(path, subtree) for subtree in own.get("fresh") or ())]
     initialized = subtrees({*fresh, *untrained}, params)
     params |= _initialize(objective, fresh, seed)
-    nested: Params = {}
-    for path in paths(template):
-        put(nested, path, params[path])
+    nested = nest({path: params[path] for path in leaves(template)})
     settings, length = _read_settings(root, folder, config, tokenizer.vocabulary.size), read_length(folder)
     return PretrainedModel(objective, nested, tokenizer, tuple(initialized), str(root), 0, length, settings)
 
@@ -317,7 +315,7 @@ def _check_template(folder: Path, objective: Objective, tokenizer: Tokenizer) ->
 def _exported_paths(template: Params, models: tuple[TransformersModel, ...], private: set[str]) -> set[str]:
     """Return the paths of the parameters that the models have; UserError if their tables do not cover all others."""
     named = {path for model in models for entry in model.table.entries for path in entry.ours}
-    wanted = {path for path in paths(template) if not any(within(path, subtree) for subtree in private)}
+    wanted = {path for path in leaves(template) if not any(within(path, subtree) for subtree in private)}
     name, extra, lacking = models[0].architecture, sorted(wanted - named), sorted(named - wanted)
     faults = [f"{name} of Transformers has no {listed(extra)}: name heads for training only in private_params of the "
               "objective; what the hidden states need has to be in the table of a class of your own"] * bool(extra)

@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float
 
 from jaxlm.data.labelled import Record
-from jaxlm.data.readers import LABELS, row_of, texts_of
+from jaxlm.data.readers import LABELS, texts_of
 from jaxlm.knowledge.marked import MarkedRows, MarkedTask, Span, span_of
+from jaxlm.paths import TEXT, check_form
 from jaxlm.tasks import metrics
 from jaxlm.tasks.base import Answer
 
 MARK = "。"
 """Marker around the mention, a symbol of BERT's vocabulary that English texts lack."""
-
-
-class _Row(NamedTuple):
-    """Fields of a row."""
-
-    sent: str
-    start: int
-    end: int
-    labels: Any = None
-    ents: list = ()
+_FORM = {"sent": TEXT, "start": int, "end": int, "ents?": list}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,11 +30,12 @@ class TypingRows(MarkedRows):
     """
 
     def record(self, row: Any, place: str) -> tuple[dict[str, Any], str] | None:
-        text, start, end, labels, linked = row_of(_Row, row, place)
+        check_form(row, _FORM, place)
+        text, start, end, labels = str(row["sent"]), row["start"], row["end"], row.get("labels")
         if start == span_of(start, end, text, place)[1]:
             return None
         labels = None if labels is None else texts_of(labels, place, "labels", LABELS)
-        entities = self.linked(linked, text, place, "ents")
+        entities = self.linked(row.get("ents") or [], text, place, "ents")
         return {"text": text, "span": (start, end), "entities": entities, "labels": labels}, text
 
 

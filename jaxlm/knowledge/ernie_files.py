@@ -18,7 +18,7 @@ from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.paths import reading
 from jaxlm.tokenizers.export import export as export_tokenizer
 from jaxlm.tokenizers.tokenizer import Tokenizer
-from jaxlm.trees import put
+from jaxlm.trees import nest
 from jaxlm.types import Params
 
 MARKER = "ernie_config.json"
@@ -66,10 +66,8 @@ def read(folder: Path) -> PretrainedModel:
     input_format = "next-sentence" if source.has_tensor("seq_relationship.weight") else "document"
     objective = EntityAutoencoder(model=model, input_format=input_format).bind_unchecked(tokenizer.vocabulary)
     shapes = jax.eval_shape(objective.init, jax.random.key(0))
-    params: Params = {}
-    for path, leaf in table(objective).from_transformers(weights.shapes, weights.read, shapes, str(folder)).items():
-        put(params, path, leaf)
-    return PretrainedModel(objective, params, tokenizer)
+    params = table(objective).from_transformers(weights.shapes, weights.read, shapes, str(folder))
+    return PretrainedModel(objective, nest(params), tokenizer)
 
 
 def layer_types(model: Ernie) -> list[str]:

@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxlm.data.labelled import Record
-from jaxlm.data.readers import LABELS, row_of, text_of
+from jaxlm.data.readers import LABELS, text_of
 from jaxlm.errors import UserError
 from jaxlm.knowledge.marked import MarkedRows, MarkedTask, Span, linked_entity
+from jaxlm.paths import TEXT, check_form
 from jaxlm.tasks import metrics
 from jaxlm.tasks.base import Answer
 
 HEAD, TAIL = "#", "$"
 """Markers around the head and around the tail, symbols of BERT's vocabulary."""
-
-
-class _Row(NamedTuple):
-    """Fields of a row."""
-
-    text: str
-    ents: list
-    label: Any = None
-    ann: list | None = None
+_FORM = {"text": TEXT, "ents": list, "ann?": list}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +28,8 @@ class RelationRows(MarkedRows):
     """
 
     def record(self, row: Any, place: str) -> tuple[dict[str, Any], str] | None:
-        text, ends, label, linked = row_of(_Row, row, place)
+        check_form(row, _FORM, place)
+        text, ends, label, linked = str(row["text"]), row["ents"], row.get("label"), row.get("ann")
         if len(ends) != 2:
             raise UserError(f"{place}: the field 'ents' is not a list of head and tail; fix or remove the row.")
         spans = [linked_entity(item, text, place, "ents")[1] for item in ends]

@@ -23,7 +23,7 @@ from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.objectives.teacher import Mismatch, require_teacher, size_mismatches
 from jaxlm.tokenizers.vocabulary import Vocabulary
-from jaxlm.trees import get, merge_params, paths
+from jaxlm.trees import leaves, merge_params
 from jaxlm.types import Params
 
 
@@ -144,10 +144,10 @@ class Distillation(MaskedLM):
 
 def _other_parameters(teacher: Encoder, student: Encoder) -> Iterator[Mismatch]:
     """Yield the first parameter of the student that the teacher lacks or has with another shape."""
-    theirs, ours = (jax.eval_shape(model.init, jax.random.key(0)) for model in (teacher, student))
-    shapes = {path: get(theirs, path).shape for path in paths(theirs)}
-    for path in paths(ours):
-        shape = get(ours, path).shape
+    theirs, ours = (leaves(jax.eval_shape(model.init, jax.random.key(0))) for model in (teacher, student))
+    shapes = {path: leaf.shape for path, leaf in theirs.items()}
+    for path, leaf in ours.items():
+        shape = leaf.shape
         if path.startswith("encoder/layers/"):  # some of all layers are copied
             shape = (teacher.num_layers, *shape[1:])
         is_fresh = path.startswith("embeddings/token_type/") and path not in shapes  # a DistilBERT has no segments

@@ -28,7 +28,7 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 from jaxlm.errors import UserError
-from jaxlm.paths import cause, check_output, write_whole
+from jaxlm.paths import cause, check_output, in_bucket, write_whole
 
 Result = TypeVar("Result")
 
@@ -338,23 +338,33 @@ def from_main(value: Any) -> Any:
 
 
 def require_shared(folder: epath.Path, flag: str) -> None:
-    """Raise UserError on all processes unless each sees, within `SHARED_SECONDS`, a file that process 0 writes."""
+    """Raise UserError on all processes unless each finds a file that process 0 writes, and may write beside it.
+
+    A network filesystem may show the file only seconds later, for which up to `SHARED_SECONDS` are waited.
+    """
     if jax.process_count() == 1:
         return
     token = folder / f".shared-{from_main(secrets.token_hex(8))}"  # of an earlier start it would be no proof
-    main_first(lambda: write_whole(token, b""), "write into the cache folder", everywhere=False)
+    main_first(lambda: write_whole(token, b""), "write into a shared folder", everywhere=False)
     try:
-        waits = range(SHARED_SECONDS)  # a network filesystem may show a new file only seconds later
-        is_seen = any(token.exists() or time.sleep(1) for _ in waits)
+        is_seen = any(_may_use(token) or time.sleep(1) for _ in range(SHARED_SECONDS))
         seen = multihost_utils.process_allgather(np.bool_(is_seen))
     finally:
         if jax.process_index() == 0:
             token.unlink(missing_ok=True)
     if not seen.all():
         raise UserError(
-            f"process {np.argmin(seen)} does not see what process 0 writes into {folder}, so that each would prepare "
-            f"the whole text; give all processes one {flag}, on a disk that they share or in a bucket."
+            f"process {np.argmin(seen)} does not see what process 0 writes into {folder}, or may not write there; give "
+            f"all processes one {flag}, on a disk that they share or in a bucket."
         )
+
+
+def _may_use(file: epath.Path) -> bool:
+    """Return whether a file is there, in a folder that may be written to."""
+    try:
+        return file.exists() and (in_bucket(file) or os.access(file.parent, os.W_OK))
+    except Exception:  # raised on one process alone, it would leave the others waiting
+        return False
 
 
 def is_true_of_any(here: bool) -> bool:

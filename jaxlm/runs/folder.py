@@ -11,7 +11,6 @@ import json
 import os
 import re
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self, TextIO
@@ -25,15 +24,15 @@ from jaxlm.config.json import to_json
 from jaxlm.config.presets import age, load_config
 from jaxlm.errors import UserError
 from jaxlm.parallel.checksums import digest
-from jaxlm.parallel.hosts import SHARED_SECONDS, from_main, log
+from jaxlm.parallel.hosts import log
 from jaxlm.paths import absolute, any_path, cause, in_bucket, refuse_links, without_empty_folders, write_whole
 from jaxlm.runs.lease import Lease
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.training.checkpoints import Checkpoints
 
 METADATA = (
-    "data", "data_version", "tokenizer", "frozen", "source", "unigram_entropy", "configuration", "imported_from",
-    "fresh", "chosen", "settings", "jaxlm",
+    "data", "tokenizer", "frozen", "source", "unigram_entropy", "configuration", "imported_from", "fresh",
+    "chosen", "settings", "jaxlm",
 )
 """Keys of a run's metadata, in data.json and in each of its checkpoints (see `jaxlm.runs.resume.run_metadata`). "jaxlm"
 is the version that wrote the file."""
@@ -130,9 +129,7 @@ def _read_metadata(folder: epath.Path, steps: list[int]) -> dict[str, Any]:
             if found.pop("digest") != digest(found):
                 raise ValueError("it does not match its digest")
             return {name: found[name] for name in METADATA if name in found}
-        except KeyError:  # an older run has no digest
-            continue
-        except (OSError, ValueError, TypeError, RecursionError):
+        except (OSError, KeyError, ValueError, TypeError, RecursionError):
             _log_once(f"{path} is damaged; using the copy in a checkpoint, if there is one.")
     return {}
 
@@ -170,8 +167,8 @@ def create(folder: epath.Path) -> None:
         present = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
     except OSError as error:
         raise UserError(f"cannot make the run folder {folder}: {cause(error)}.") from error
-    # A start that was killed may have left its lock or half a configuration.
-    others = [name for name in present if name != ".lock" and not name.startswith(".config.json.")]
+    # A start that was killed may have left its lock, half a configuration or the file of `require_shared`.
+    others = [name for name in present if name != ".lock" and not name.startswith((".config.json.", ".shared-"))]
     if others and "config.json" not in others:
         raise UserError(f"{folder} holds other files ({others[0]}, …) and no run; choose an empty --run-dir.")
 
@@ -202,27 +199,6 @@ def lock(folder: epath.Path) -> TextIO:
         handle.flush()
         os.fsync(handle.fileno())  # else a network filesystem may show it only when the file is closed
     return handle
-
-
-def owner(folder: epath.Path) -> str:
-    """Return the owner of the folder's lock. The processes of a run compare it to check that they share the folder."""
-    try:
-        text = (folder / ".lock").read_text()
-        if in_bucket(folder):
-            return str(json.loads(text)["owner"])
-        return text if os.access(folder, os.W_OK) else "unknown, since it cannot be written"
-    except Exception as error:  # raised on one process alone, it would leave the others waiting
-        return f"unknown ({cause(error)})"
-
-
-def shared_owner(folder: epath.Path) -> str:
-    """Return `owner`, once it is process 0's: a network filesystem may show what that has written seconds later."""
-    theirs = from_main(owner(folder))
-    for _ in range(SHARED_SECONDS):
-        if owner(folder) == theirs:
-            break
-        time.sleep(1)
-    return owner(folder)
 
 
 def write_metadata(folder: epath.Path, metadata: dict[str, Any]) -> None:

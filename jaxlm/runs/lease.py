@@ -15,7 +15,7 @@ import tensorstore as ts
 
 from jaxlm.errors import UserError
 from jaxlm.parallel.hosts import log
-from jaxlm.paths import cause, in_bucket
+from jaxlm.paths import cause
 
 SECONDS = 120.0
 """Time without a renewal after which another process may take the lease."""
@@ -34,7 +34,7 @@ class Lease:
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        """Name the folder; nothing is read or written yet."""
+        """Name the folder by its address; nothing is read or written yet."""
         self._folder = os.fspath(folder)
         began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
         self._owner = {
@@ -50,7 +50,7 @@ class Lease:
             UserError: Another process renews the lease, or the folder cannot be written.
         """
         try:
-            self._store = ts.KvStore.open(_kvstore(self._folder)).result()
+            self._store = ts.KvStore.open(self._folder.rstrip("/") + "/").result()
             self._acquire()
         except (ValueError, OSError) as error:
             raise UserError(
@@ -121,15 +121,3 @@ class Lease:
 def _exit(sentence: str) -> None:
     log(f"{sentence} This process ends; run the same command to go on.")
     os._exit(1)  # at once: nothing more may be written
-
-
-def _kvstore(folder: str) -> str | dict[str, str]:
-    """Return TensorStore's description of a folder, on a disk or in a bucket."""
-    if not in_bucket(folder):
-        return {"driver": "file", "path": os.path.abspath(folder) + "/"}
-    folder, endpoint = folder.rstrip("/") + "/", os.environ.get("AWS_ENDPOINT_URL")
-    if endpoint and folder.startswith("s3://"):  # the server that s3fs asks; TensorStore does not read the variable
-        bucket, _, path = folder.removeprefix("s3://").partition("/")
-        region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION", "us-east-1")
-        return {"driver": "s3", "bucket": bucket, "path": path, "endpoint": endpoint, "aws_region": region}
-    return folder

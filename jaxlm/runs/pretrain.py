@@ -24,7 +24,7 @@ from jaxlm.parallel.hosts import from_main, main_first, require_same, require_sh
 from jaxlm.parallel.mesh import check_batch, make_mesh
 from jaxlm.paths import run_path
 from jaxlm.runs import resume
-from jaxlm.runs.folder import RunFolder, hold, shared_owner, split_steps
+from jaxlm.runs.folder import RunFolder, hold, split_steps
 from jaxlm.runs.load import constant_arrays, load_model
 from jaxlm.runs.session import Session, require_model, set_up
 from jaxlm.training.checkpoints import Checkpoints
@@ -34,7 +34,7 @@ from jaxlm.training.metrics import MetricsWriter, Totals, evaluations, is_out_of
 from jaxlm.training.program import Program, TrainState, check_program
 from jaxlm.training.progress import Progress
 from jaxlm.training.trackers import require_tracker
-from jaxlm.trees import paths, subtrees, within
+from jaxlm.trees import leaves, subtrees, within
 from jaxlm.types import Params, Report
 
 
@@ -103,7 +103,7 @@ def _open_folder(
     source = resolved.pretrained.path if resolved.pretrained else ""
     require_same(_settings(resolved.experiment) | {"init_from": source * source.startswith(hub.PREFIX)})
     main_first(lock, "lock the run folder", everywhere=False)
-    require_same({"owner of the run folder": shared_owner(folder)})
+    require_shared(folder, "--run-dir")
     if cache := resolved.experiment.data.shared_cache:
         require_shared(cache, "--data.cache-dir")
     return main_first(read, "check the run folder")
@@ -213,8 +213,8 @@ def _state_of(program: Program, source: PretrainedModel, report: Report) -> Trai
 
 def unshared(params: Params, source: PretrainedModel) -> str:
     """Return the parameters that only the run or only the pretrained model has, as the end of a line; else ""."""
-    ours = set(paths(params))
-    theirs = {path for path in paths(source.params) if not any(within(path, fresh) for fresh in source.fresh)}
+    ours = set(leaves(params))
+    theirs = {path for path in leaves(source.params) if not any(within(path, fresh) for fresh in source.fresh)}
     lacking, unused = listed(subtrees(ours - theirs, ours)), listed(subtrees(theirs - ours, theirs))
     return (
         (f"; randomly initialized: {lacking}" if lacking else "")

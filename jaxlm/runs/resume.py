@@ -61,8 +61,6 @@ def _waits_for_data(run: RunFolder, experiment: Experiment, pretrained: Pretrain
 def _check_configuration(run: RunFolder, experiment: Experiment) -> None:
     if run.has_begun:  # its metadata cannot be edited by hand as config.json can
         before = dict(run.metadata.get("configuration") or flatten(run.experiment, Setting.decides_result))
-        if before.get("objective") == "Contrastive" and before.get("objective.positives", "rows") != "rows":
-            before["objective"] = "SelfContrastive"  # as `jaxlm.config.json` reads that of older runs
         phases = from_json(before.pop("train.phases", ()))  # those that have not begun may change
         if experiment.optimizer.warmup_steps is None:  # a share: a run keeps its warm-up
             before.pop("optimizer.warmup_steps", None)
@@ -199,7 +197,6 @@ def run_metadata(session: Session, constants: Constants) -> dict[str, Any]:
     begun_from |= {"settings": pretrained.settings._replace(length=pretrained.length).to_json()} if pretrained else {}
     return session.run.metadata | begun_from | {
         "data": source.fingerprint,
-        "data_version": 4,
         "tokenizer": session.tokenizer.fingerprint,
         "frozen": digest(checksums(constants)[0]) if jax.tree.leaves(constants) else None,
         "source": experiment.data.source,
@@ -218,11 +215,7 @@ def write_run(session: Session, metadata: dict[str, Any]) -> None:
     """
     run, experiment = session.run, session.experiment
     saved = run.metadata
-    # Version 3 of token stores had other fingerprints of the same text; its held-out tokens had the same entropy.
-    is_same = saved.get("data") == metadata["data"] or (
-        "data_version" not in saved and saved.get("unigram_entropy") == metadata["unigram_entropy"] > 0
-    )
-    if run.has_begun and not is_same:
+    if run.has_begun and saved.get("data") != metadata["data"]:
         raise UserError(
             f"the text has changed since this run{run.age} began, or other parts of it are held out: it has learnt "
             f"from {saved.get('source', 'other text')} (store {str(saved.get('data'))[:12]}), and {metadata['source']} "

@@ -17,14 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxlm.data.labelled import Arrays, EncodedExample, LabelledData, Record, row_or_error
-from jaxlm.data.readers import Columns, open_text, row_of, suffix_of, text_of
+from jaxlm.data.readers import Columns, open_text, suffix_of
 from jaxlm.data.rows import read_rows
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.models.base import last_token
 from jaxlm.objectives.base import Line, Term, Terms
 from jaxlm.objectives.losses import cross_entropy
-from jaxlm.paths import reading
+from jaxlm.paths import TEXT, check_form, reading
 from jaxlm.tasks import metrics
 from jaxlm.tasks.base import Answer, Task, apply_head, text_arrays
 from jaxlm.tokenizers.template import Template
@@ -66,33 +66,10 @@ class AnswerRows(LabelledData):
                     data["data"], path, self.history)
 
 
-class _SquadAnswer(NamedTuple):
-    """Fields of an answer of SQuAD."""
-
-    text: str
-    answer_start: int
-
-
-class _SquadQuestion(NamedTuple):
-    """Fields of a question of SQuAD; without `answers` they are to be predicted."""
-
-    id: str
-    question: str
-    answers: list[_SquadAnswer] | None = None
-
-
-class _CoqaQuestion(NamedTuple):
-    """Fields of a question of CoQA, and of an additional answer."""
-
-    input_text: str
-
-
-class _CoqaAnswer(NamedTuple):
-    """Fields of an answer of CoQA."""
-
-    input_text: str
-    span_text: str
-    span_start: int
+_SQUAD = {"id": TEXT, "question": TEXT, "context": TEXT, "answers?": [{"text": TEXT, "answer_start": int}]}
+_COQA = {"input_text": TEXT}
+_COQA_ANSWER = _COQA | {"span_text": TEXT, "span_start": int}
+"""Forms of a question of SQuAD with its passage, of a question of CoQA, and of an answer."""
 
 
 def _squad(data: list[dict[str, Any]], path: str) -> Iterator[Record | UserError]:
@@ -115,10 +92,11 @@ def _question_rows(path: str) -> Iterator[Record | UserError]:
 
 
 def _squad_question(question: dict[str, Any], context: Any, place: str) -> Record:
-    name, text, found = row_of(_SquadQuestion, question, place)
-    texts = [answer.text for answer in found or []]
-    span = (found[0].answer_start, texts[0], "span") if texts else ()
-    return _record(name, place, text, text_of(context, place, "context"), None if found is None else texts, *span)
+    check_form(question | {"context": context}, _SQUAD, place)
+    found = question.get("answers")
+    texts = None if found is None else [str(answer["text"]) for answer in found]
+    span = (found[0]["answer_start"], texts[0], "span") if texts else ()
+    return _record(str(question["id"]), place, str(question["question"]), str(context), texts, *span)
 
 
 def _coqa(data: list[dict[str, Any]], path: str, history: int) -> Iterator[Record | UserError]:
@@ -131,18 +109,19 @@ def _coqa(data: list[dict[str, Any]], path: str, history: int) -> Iterator[Recor
 
 def _coqa_turn(story: dict[str, Any], number: int, turns: list[str], history: int, place: str) -> Record:
     """Return the record of a turn, and append the turn to those before it."""
-    question = row_of(_CoqaQuestion, story["questions"][number], place)
-    text = " ".join([*(turns[-history:] if history else []), question.input_text])
-    turns.append(question.input_text)
-    golds, span = None, ()
+    question, golds, span = story["questions"][number], None, ()
+    check_form(question | {"story": story["story"]}, _COQA | {"story": TEXT}, place)
+    turns.append(str(question["input_text"]))
+    text = " ".join(turns[-history - 1 :])
     if story.get("answers") is not None:
-        answer = row_of(_CoqaAnswer, story["answers"][number], place)
-        others = (other[number] for other in (story.get("additional_answers") or {}).values())
-        golds = [answer.input_text, *(row_of(_CoqaQuestion, other, place).input_text for other in others)]
+        answer = story["answers"][number]
+        check_form(answer, _COQA_ANSWER, place, "answers")
+        others = [other[number] for other in (story.get("additional_answers") or {}).values()]
+        check_form(others, [_COQA], place, "additional_answers")
+        golds = [str(given["input_text"]) for given in (answer, *others)]
         turns[-1] += " " + golds[0]
-        span = _coqa_span(*answer)
-    name = f"{story['id']}:{story['questions'][number]['turn_id']}"
-    return _record(name, place, text, text_of(story["story"], place, "story"), golds, *span)
+        span = _coqa_span(golds[0], str(answer["span_text"]), answer["span_start"])
+    return _record(f"{story['id']}:{question['turn_id']}", place, text, str(story["story"]), golds, *span)
 
 
 def _coqa_span(text: str, evidence: str, start: int) -> tuple[int, str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -20,7 +19,7 @@ from jaxlm.objectives.base import Term, Terms
 from jaxlm.tasks import metrics
 from jaxlm.tasks.base import Answer
 from jaxlm.tasks.pooled import PooledTask
-from jaxlm.tasks.tables import TableData, TableRow
+from jaxlm.tasks.tables import TableData, TableRow, finite
 from jaxlm.types import Params
 
 
@@ -145,12 +144,9 @@ class Classification(PooledTask):
             )
         if label is None or self.target != "number":
             return label
-        try:
-            if math.isfinite(number := float(label)):
-                return number
-        except ValueError:
-            pass
-        raise UserError(f"{record.place}: the label {label!r} is no number; fix or remove the line.")
+        if (number := finite(label)) is None:
+            raise UserError(f"{record.place}: the label {label!r} is no number; fix or remove the line.")
+        return number
 
     def score(self, golds: Sequence[Any], answers: Sequence[Answer]) -> dict[str, float]:
         predictions = [answer.prediction for answer in answers]
@@ -196,8 +192,4 @@ class Classification(PooledTask):
             if self.is_multi_label:
                 return [labels.get(word, word) for word in text.split(", ") if word]
             return labels.get(text, text)
-        try:
-            number = float(text)
-        except ValueError:
-            return -1.0
-        return number if math.isfinite(number) else -1.0
+        return -1.0 if (number := finite(text)) is None else number

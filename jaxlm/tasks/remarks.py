@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any
 
 from jaxlm.data.labelled import LabelledData, LabelledSource, Record
 from jaxlm.errors import UserError
@@ -12,16 +12,7 @@ from jaxlm.errors import UserError
 _SHOWN = 20  # labels in one line
 
 
-class HasClasses(Protocol):
-    """What the remarks ask of a task."""
-
-    labels: Sequence[str]
-
-    def label_names(self, record: Record) -> Sequence[str]:
-        """Return the classes that a record is labelled with; none for a task without classes."""
-
-
-def require_classes(task: HasClasses, records: Sequence[Record], data: LabelledData) -> None:
+def require_classes(task: Any, records: Sequence[Record], data: LabelledData) -> None:
     """Raise UserError if all training rows have the same class or number, so that nothing can be learnt."""
     is_number = getattr(task, "target", "") == "number"
     (labels, *others) = {frozenset([row.values["label"]] if is_number else task.label_names(row)) for row in records}
@@ -34,7 +25,7 @@ def require_classes(task: HasClasses, records: Sequence[Record], data: LabelledD
     )
 
 
-def row_remarks(task: HasClasses, rows: LabelledSource) -> list[str]:
+def row_remarks(task: Any, rows: LabelledSource) -> list[str]:
     """Return one line per remark about the labels and texts of the training rows.
 
     For a task that writes its answers, `task` is the one that they answer.

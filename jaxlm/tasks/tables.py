@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -46,9 +48,25 @@ class TableRow(NamedTuple):
             return label
         return [part.strip() for part in (label or "").split(separator) if part.strip()]
 
+    def number(self, column: str) -> float:
+        """Return a label as a finite number, 1 for true and 0 for false; raise UserError for any other text."""
+        label = self.label(column) or ""
+        number = finite({"true": "1", "false": "0"}.get(label.lower(), label))
+        if number is None:
+            raise UserError(f"{self.place}: the field {column!r} is {label!r:.60}, no number; fix or remove the row.")
+        return number
+
     def labels(self, column: str) -> list[str]:
         """Return the labels of a list, or the one label of a column."""
         return texts_of(self.values[column], self.place, column, LABELS)
+
+
+def finite(text: str) -> float | None:
+    """Return the finite number that a text spells, or None."""
+    with contextlib.suppress(ValueError):
+        if math.isfinite(number := float(text)):
+            return number
+    return None
 
 
 @dataclasses.dataclass(frozen=True)

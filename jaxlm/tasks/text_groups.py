@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,7 +50,7 @@ class TextGroups(TableData):
                 raise UserError(f"{row.place} has no {column}; fill it in, or remove the row.")
         values: dict[str, Any] = {"query": texts[0], "positive": texts[1], "negatives": negatives}
         if self.score_field:
-            values["label"] = _number(row, self.score_field)
+            values["label"] = None if row.label(self.score_field) is None else row.number(self.score_field)
         if len(positives) > 1:
             values["positives"] = positives
             if self.score_field:
@@ -68,15 +67,3 @@ def _is_list(value: Any) -> bool:
         return isinstance(ast.literal_eval(value.strip()), list)
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         return False
-
-
-def _number(row: TableRow, column: str) -> float | None:
-    """Return a score; None if the column is blank."""
-    if (text := row.label(column)) is None:
-        return None
-    try:
-        if math.isfinite(number := float(text)):
-            return number
-    except ValueError:
-        pass
-    raise UserError(f"{row.place}: {text!r:.60} in the column {column!r} is not a number; fix or remove the row.")

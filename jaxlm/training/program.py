@@ -26,7 +26,7 @@ from jaxlm.parallel.compiler import compiler_options
 from jaxlm.parallel.mesh import check_batch
 from jaxlm.parallel.rules import batch_sharding, place, replicated, shardings
 from jaxlm.training.optimizers import make_optimizer, make_schedule, muon_labels, with_state_of
-from jaxlm.trees import get, matches_patterns, path_string, paths, subtrees
+from jaxlm.trees import leaves, matches_patterns, path_string, subtrees
 from jaxlm.types import Params
 
 
@@ -101,7 +101,7 @@ def make_update(
 
 def _unused_params(phase: Phase, params: Params, of_run: Params) -> tuple[str, ...]:
     """Return the paths of the run's parameters that a phase does not have; raise UserError for others that it has."""
-    ours, theirs = ({path: get(tree, path).shape for path in paths(tree)} for tree in (params, of_run))
+    ours, theirs = ({path: leaf.shape for path, leaf in leaves(tree).items()} for tree in (params, of_run))
     if different := {path for path, shape in ours.items() if theirs.get(path) != shape}:
         raise UserError(f"{', '.join(phase.changes)} would change the parameters {', '.join(subtrees(different, ours))}"
                         ", which a phase cannot; begin another run with --init-from.")
@@ -248,7 +248,7 @@ class Program:
 
 def _check_patterns(patterns: Sequence[str], params: Params) -> None:
     """Raise UserError unless each pattern of `optimizer.freeze` matches a parameter, and some are trained."""
-    names = list(paths(params))
+    names = list(leaves(params))
     for pattern in patterns:
         if not any(matches_patterns(name, [pattern.removeprefix("!")]) for name in names):
             raise UserError(
@@ -335,7 +335,7 @@ def make_train_step(
 
 def keep_unused(new: tuple[Params, Any], old: tuple[Params, Any], unused_params: Sequence[str]) -> tuple[Params, Any]:
     """Return parameters and optimizer state with what belongs to unused parameters as it was."""
-    every = set(paths(new[0]))
+    every = set(leaves(new[0]))
 
     def keep(path: Any, new: jax.Array, old: jax.Array) -> jax.Array:
         name = path_string(path)  # ends with that of a parameter, of which another one may be an end

@@ -6,7 +6,6 @@ import dataclasses
 import inspect
 import math
 import re
-from types import SimpleNamespace
 
 import pytest
 
@@ -18,9 +17,6 @@ from jaxlm.config.json import differences, flatten, from_json, to_json
 from jaxlm.errors import UserError
 from jaxlm.fields import Setting, check_ranges, field
 from jaxlm.objectives.base import Objective
-from jaxlm.objectives.self_contrastive import SelfContrastive
-from jaxlm.runs.resume import _check_configuration
-from jaxlm.tasks.contrastive import Contrastive
 from jaxlm.tokenizers.vocabulary import Vocabulary
 
 
@@ -94,21 +90,6 @@ def test_json_has_neither_bound_fields_nor_paths():
     assert back == Experiment(objective=Learn(rate=0.2)), "a path of another machine is not taken either"
     with pytest.raises(UserError, match="has a field 'vocabulary' that Learn does not have"):
         from_json({"type": "tests:Learn", "vocabulary": 3})
-
-
-def test_the_contrastive_objective_of_older_runs_is_that_of_rows_or_of_text():
-    shared = to_json(SelfContrastive(temperature=0.1, keep_rate=0.3))
-    of_rows = {"criterion": "info-nce", "negatives": 0, "query_prompt": "", "passage_prompt": ""}
-    old = shared | of_rows | {"type": "Contrastive"}
-    assert from_json(old | {"positives": "rows", "negatives": 2}) == Contrastive(temperature=0.1, negatives=2)
-    of_text = SelfContrastive(temperature=0.1, keep_rate=0.3, positives="cloze")
-    assert from_json(old | {"positives": "cloze"}) == of_text == from_json(to_json(of_text))
-    # It is resumed, too: data.json has the objective by its name then.
-    experiment = Experiment(of_text)
-    before = flatten(experiment, Setting.decides_result) | {f"objective.{name}": each for name, each in of_rows.items()}
-    metadata = {"configuration": before | {"objective": "Contrastive"}}
-    run = SimpleNamespace(has_begun=True, metadata=metadata, experiment=experiment, newest_step=1)
-    _check_configuration(run, experiment)
 
 
 def test_differences_are_named():

@@ -230,7 +230,7 @@ def test_columns_of_tables_and_datasets(tables):
     for source in (parquet, saved):
         with pytest.raises(UserError, match=r"no column 'body'; it has 'id', 'text'.*--data.text-field"):
             texts(source, "body")
-        with pytest.raises(UserError, match=r"row 0: the field 'id' is a number, not text"):
+        with pytest.raises(UserError, match=r"row 0: the field 'id' is an integer, not text"):
             texts(source, "id")
     with pytest.raises(UserError, match=r"saved:nowhere cannot be read .*nowhere"):
         open_corpus(f"{saved}:nowhere")

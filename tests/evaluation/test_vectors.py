@@ -192,7 +192,7 @@ def test_mistakes(tmp_path):
     table = tmp_path / "a.csv"
     table.write_text("a,b,c\n1 0,1 0,x\n")
     refuses("neither the columns sentence1, sentence2 and score or label nor query and positive.*--columns", table)
-    refuses("line 2: c is 'x', no number", table, columns=["a", "b", "c"])
+    refuses("line 2: the field 'c' is 'x', no number", table, columns=["a", "b", "c"])
     refuses("--columns takes two texts and a score", table, columns=["a"])
     refuses("there is no column 'd'", table, columns=["a", "d"])
     table.write_text("sentence1,sentence2,label\n1 0,1 0,1\n1 0,0 1,1\n")

@@ -168,7 +168,8 @@ def test_texts(fuzzer, models, file, command, kind, size):
         if command == "show":
             fuzzer.run("show", models["bert.py"], "--data.source", path, "--data.tokenizer", models["bert"])
         else:
-            fuzzer.run("tokenizer", "train", path, folder / "out", "--kind", kind, "--vocab-size", size)
+            fuzzer.run("tokenizer", "train", folder / "out", "--data.source", path, "--data.tokenizer-kind", kind,
+                       "--data.vocab-size", size)
 
 
 TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
@@ -364,8 +365,8 @@ def test_paths(fuzzer, models, data, which):
             "init-from": ["pretrain", preset, f"--init-from={path}", "--run-dir", "new"],
             "export": ["export", "--", path, "out"], "export to": ["export", "--", run, path],
             "fill-mask": ["fill-mask", "--", path, "a [MASK]"], "import": ["import", "--", path, "out"],
-            "import to": ["import", "--", hf, path], "train": ["tokenizer", "--", "train", path, "out"],
-            "train to": ["tokenizer", "--vocab-size", 512, "--", "train", text, path],
+            "import to": ["import", "--", hf, path], "train": ["tokenizer", "train", "out", f"--data.source={path}"],
+            "train to": ["tokenizer", f"--data.source={text}", "--data.vocab-size", 512, "--", "train", path],
         }[which]
         for above in (folder, *folder.parents, run.parent):  # so that it is `locked` that may not be read
             if above.stat().st_uid == os.geteuid():

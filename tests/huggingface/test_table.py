@@ -7,7 +7,7 @@ import pytest
 
 from jaxlm.errors import UserError
 from jaxlm.huggingface.table import Entry, Table, dense, embedding
-from jaxlm.trees import get, paths, put, subtrees
+from jaxlm.trees import get, leaves, nest, subtrees
 
 LAYER = "layers"
 QKV = (f"{LAYER}/query/kernel", f"{LAYER}/key/kernel", f"{LAYER}/value/kernel")
@@ -41,11 +41,7 @@ def example():
 
 def back(tensors, template=None, table=TABLE):
     shapes = {name: array.shape for name, array in tensors.items()}
-    found = table.from_transformers(shapes, tensors.__getitem__, template or example(), "here")
-    params: dict = {}
-    for path, leaf in found.items():
-        put(params, path, leaf)
-    return params
+    return nest(table.from_transformers(shapes, tensors.__getitem__, template or example(), "here"))
 
 
 def test_layout():
@@ -64,8 +60,8 @@ def test_layout():
 
 
 def assert_equal(left, right):
-    assert sorted(paths(left)) == sorted(paths(right))
-    for path in paths(right):
+    assert sorted(leaves(left)) == sorted(leaves(right))
+    for path in leaves(right):
         np.testing.assert_array_equal(get(left, path), get(right, path), err_msg=path)
 
 

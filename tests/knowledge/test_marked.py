@@ -104,15 +104,15 @@ def test_relation_rows(tmp_path):
 
 @pytest.mark.parametrize(("data", "row", "message"), [
     (TypingRows(), TYPING | {"end": 40}, "row 1: 4 to 40 is no span of its text of 16 characters"),
-    (TypingRows(), TYPING | {"start": True}, "row 1: True to 11 is no span"),
+    (TypingRows(), TYPING | {"start": True}, "row 1: start is true; it must be an integer"),
     (TypingRows(), TYPING | {"ents": [["Q1", 0]]}, "'ents' has .*not a list of name, start, end"),
     (TypingRows(), TYPING | {"ents": [["Q1", 0, 3, "high"]]}, "'ents' has .*not a list of name"),
-    (TypingRows(), TYPING | {"ents": 3}, "'ents' is a number, not a list"),
-    (TypingRows(), {"sent": "red house", "start": 0}, "'end' is null or missing, not a whole number"),
-    (TypingRows(), {"start": 0}, "'sent' is null or missing"),
+    (TypingRows(), TYPING | {"ents": 3}, "row 1: ents is 3; it must be a list"),
+    (TypingRows(), {"sent": "red house", "start": 0}, "row 1: end is missing; it must be an integer"),
+    (TypingRows(), {"start": 0}, "sent is missing; it must be text"),
     (RelationRows(), RELATION | {"ents": [["Q", 0, 3]]}, "'ents' is not a list of head and tail"),
     (RelationRows(), RELATION | {"ents": [["Q", 0, 3], ["Q", 2, 2]]}, "the head or the tail is empty"),
-    (RelationRows(), "text", "row 1: expected a JSON object, found text"),
+    (RelationRows(), "text", "row 1: it is \"text\"; it must be an object"),
 ])
 def test_mistakes_are_named(tmp_path, data, row, message):
     with pytest.raises(UserError, match=message):

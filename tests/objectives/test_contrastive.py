@@ -313,7 +313,7 @@ def test_rows_of_every_format(tmp_path):
     numbers = dict(query_field="1", positive_field="2", score_field="3")
     assert values("a.tsv", scored, **numbers) == [SHORT | {"negatives": [], "label": 3.5}]
     (bad,) = rows_of(tmp_path, "b.tsv", "x\ty\thigh\n", **numbers)
-    assert "'high' in the column '3' is not a number" in str(bad)
+    assert "the field '3' is 'high', no number" in str(bad)
     for cell in ('["dog", "tree"]', "[]", " [ 'dog']"):
         (bad,) = rows_of(tmp_path, "b.csv", f"query;positive;negatives\nthe cat;a cat;{cell}\n")
         assert "negatives holds a list as text; write lists in JSON lines" in str(bad)

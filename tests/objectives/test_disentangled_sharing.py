@@ -17,7 +17,7 @@ from jaxlm.objectives import chunked_loss
 from jaxlm.objectives.base import total_loss
 from jaxlm.objectives.replaced_tokens import ReplacedTokens
 from jaxlm.tokenizers.vocabulary import Vocabulary
-from jaxlm.trees import paths
+from jaxlm.trees import leaves
 from jaxlm.types import TokenBatch
 from tests.params import random_params
 
@@ -127,10 +127,10 @@ def test_losses_and_gradients_as_in_pytorch(monkeypatch):
         by_name = {name: tensor.grad.numpy() for name, tensor in tensors.items()}
         shapes = {name: gradient.shape for name, gradient in by_name.items()}
         expected |= model.table.from_transformers(shapes, by_name.__getitem__, params, "")
-    assert expected.keys() == set(paths(params))
+    assert expected.keys() == set(leaves(params))
     scale = max(float(np.abs(gradient).max()) for gradient in expected.values())
     for network, other in (NETWORKS, NETWORKS[::-1]):
-        for path, leaf in zip(paths(params), jax.tree.leaves(gradients[network]), strict=True):
+        for path, leaf in zip(leaves(params), jax.tree.leaves(gradients[network]), strict=True):
             if path.startswith("generator") == (network == "generator"):
                 np.testing.assert_allclose(leaf, expected[path], atol=2e-5 * scale, err_msg=path)
                 assert leaf.any()

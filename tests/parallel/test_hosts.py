@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import socket
 import tempfile
 import threading
@@ -11,7 +10,9 @@ import time
 from types import SimpleNamespace
 
 import jax
+import numpy as np
 import pytest
+from etils import epath
 
 from jaxlm.commands.common import remark_length, start_jax
 from jaxlm.errors import UserError
@@ -268,16 +269,23 @@ def test_differences_name_the_odd_process():
         hosts._refuse_differences([{"host": "a", "source": 90 * "e" + end} for end in ("/two", "/one")])
 
 
-def test_another_folder_of_the_same_name_has_no_lock(tmp_path, monkeypatch):
-    """As where each machine has its own disk."""
-    monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    with folder.hold(tmp_path / "run"):
-        assert folder.owner(tmp_path / "run") == f"process {os.getpid()} on {socket.gethostname()}"
-        assert folder.owner(tmp_path / "local") == "unknown (No such file or directory)"
-        seen = iter(["", "", *[f"process {os.getpid()}"] * 3])  # a network filesystem shows it late
-        monkeypatch.setattr(folder, "from_main", lambda value: f"process {os.getpid()}")
-        monkeypatch.setattr(folder, "owner", lambda path: next(seen))
-        assert folder.shared_owner(tmp_path / "run") == f"process {os.getpid()}"
+def test_a_folder_is_shared_where_its_files_are_seen_and_written(tmp_path, monkeypatch):
+    """A network filesystem shows a new file late; another machine's folder of the same name never has it."""
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(hosts, "from_main", lambda value: "token")
+    monkeypatch.setattr(hosts, "main_first", lambda action, *_, **__: None)
+    monkeypatch.setattr(hosts.multihost_utils, "process_allgather", lambda value: np.array([True, value]))
+    file = epath.Path(tmp_path) / ".shared-token"
+    waited: list[float] = []
+    monkeypatch.setattr(time, "sleep", lambda s: waited.append(s) or (len(waited) == 3 and file.write_text("")))
+    hosts.require_shared(epath.Path(tmp_path), "--run-dir")
+    assert len(waited) == 3 and not file.exists()  # process 0 removes it
+    file.write_text("")
+    for access in (lambda *_: False, lambda *_: (_ for _ in ()).throw(OSError)):
+        monkeypatch.setattr(hosts.os, "access", access)
+        with pytest.raises(UserError, match=r"process 1 does not see .*, or may not write there; .* one --run-dir"):
+            hosts.require_shared(epath.Path(tmp_path), "--run-dir")
+        file.write_text("")
 
 
 def test_a_filesystem_without_locks_is_told(tmp_path, monkeypatch, capsys):

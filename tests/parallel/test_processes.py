@@ -238,14 +238,15 @@ def test_processes_time_the_same_steps_and_the_first_prints(preset, tmp_path, co
 
 
 @pytest.mark.slow
-def test_processes_that_share_no_cache_say_so(preset, tmp_path):
-    """Instead of preparing the whole text twice, one after the other."""
-    arguments = ["pretrain", preset, "--run-dir", tmp_path / "run", "--data.cache-dir"]
+@pytest.mark.parametrize(("flag", "other"), [("--data.cache-dir", "--run-dir"), ("--run-dir", "--data.cache-dir")])
+def test_processes_that_share_no_folder_say_so(preset, tmp_path, flag, other):
+    """Instead of preparing the whole text twice, one after the other, or waiting for checkpoints elsewhere."""
+    arguments = ["pretrain", preset, other, tmp_path / "other", flag]
     for command in processes(tmp_path, [*arguments, tmp_path / "a"], [*arguments, tmp_path / "b"]):
         assert command.wait() == 2, command.output
         assert "jaxlm: process 1 does not see what process 0 writes into" in command.output
-        assert "give all processes one --data.cache-dir" in command.output and "Tokenizing" not in command.output
-    assert not [*(tmp_path / "a").iterdir()] and not (tmp_path / "run").exists()
+        assert f"give all processes one {flag}" in command.output and "Tokenizing" not in command.output
+    assert not [*tmp_path.glob("a/*"), *tmp_path.glob("a/.shared-*"), *tmp_path.glob("other/*")]
 
 
 @pytest.mark.slow

@@ -42,9 +42,9 @@ MISTAKES = {
     "no tags": (TagRows(), "x.jsonl", '{"tokens": ["a"]}', "no column 'ner_tags'.*--data.tags-field, .*tag-column 0"),
     "answers": (AnswerRows(form="coqa"), "x.json", {"additional_answers": {"0": []}}, "x.json cannot be read"),
     "input": (AnswerRows(form="coqa"), "x.json", {"answers": [TURN | {"input_text": None}]},
-              "story s, turn 1: the field 'input_text' is null or missing, not text"),
+              "story s, turn 1: answers.input_text is missing; it must be text, so mend"),
     "span": (AnswerRows(form="coqa"), "x.json", {"answers": [TURN | {"span_text": []}]},
-             "story s, turn 1: the field 'span_text' is a list, not text"),
+             "story s, turn 1: answers.span_text is \\[\\]; it must be text"),
 }
 
 
@@ -60,7 +60,7 @@ ROW = {"text": "a", "other": "b", "label": "x", "source": "a", "target": "b", "i
 NOT_TEXT = {
     "list": (TextRows(), ROW | {"text": ["a", "b"]}, "line 1: the field 'text' is a list, not text"),
     "pair": (TextRows(text_pair_field="other"), ROW | {"other": {"a": 1}}, "'other' is an object, not text"),
-    "bool": (TextRows(), ROW | {"text": True}, "line 1: the field 'text' is true or false, not text"),
+    "bool": (TextRows(), ROW | {"text": True}, "line 1: the field 'text' is a boolean, not text"),
     "label": (TextRows(), ROW | {"label": {}}, "line 1: the field 'label' is an object, not text"),
     "labels": (TextRows(), ROW | {"label": ["x", ["y"]]}, "line 1: the field 'label' is a list, not text"),
     "id": (TextRows(id_field="id"), ROW | {"id": []}, "line 1: the field 'id' is a list, not text"),
@@ -71,12 +71,12 @@ NOT_TEXT = {
     "context": (ChoiceRows(), CHOICE | {"text": ["a"]}, "line 1: the field 'text' is a list, not text"),
     "source": (PairRows(), ROW | {"source": ["a", ["b"]]}, "line 1: the field 'source' is a list, not text"),
     "target": (PairRows(), ROW | {"target": ["a", None]}, "line 1: the field 'target' is null"),
-    "question": (AnswerRows(), squad(question=None), "question q: the field 'question' is null"),
-    "passage": (AnswerRows(), squad(context=["red house"]), "question q: the field 'context' is a list, not text"),
-    "answer": (AnswerRows(), squad(answers=[{"text": None, "answer_start": 0}]), "q: the field 'text' is null"),
+    "question": (AnswerRows(), squad(question=None), "question q: question is missing; it must be text"),
+    "passage": (AnswerRows(), squad(context=["red house"]), r'q: context is \["red house"\]; it must be text'),
+    "answer": (AnswerRows(), squad(answers=[{"text": None, "answer_start": 0}]), "q: answers.0.text is missing"),
     "turn": (AnswerRows(form="coqa"), {"data": [STORY | {"questions": [{"turn_id": 1, "input_text": None}]}]},
-             "story s, turn 1: the field 'input_text' is null"),
-    "story": (AnswerRows(form="coqa"), {"data": [STORY | {"story": None}]}, "turn 1: the field 'story' is null"),
+             "story s, turn 1: input_text is missing"),
+    "story": (AnswerRows(form="coqa"), {"data": [STORY | {"story": None}]}, "turn 1: story is missing"),
 }
 
 
@@ -85,6 +85,13 @@ def test_values_that_are_not_text_are_refused(name, tmp_path):
     data, row, message = NOT_TEXT[name]
     with pytest.raises(UserError, match=f"x.jsonl?, .*{message}"):
         read(data, tmp_path, "x.json" if isinstance(data, AnswerRows) else "x.jsonl", json.dumps(row))
+
+
+def test_texts_may_be_numbers(tmp_path):
+    text = json.dumps(squad(id=7, question=2.5, context=1990, answers=[{"text": 99, "answer_start": 1}]))
+    (row,) = read(AnswerRows(), tmp_path, "x.json", text)
+    assert (row.id, row.values["question"], row.values["passage"]) == ("7", "2.5", "1990")
+    assert (row.values["answers"], row.values["text"]) == (["99"], "99")
 
 
 def test_a_file_without_rows(tmp_path):
@@ -150,11 +157,11 @@ BAD_ROWS = {
     "squad": (AnswerRows, "x.json", json.dumps({"data": [{"paragraphs": [{"context": "red house", "qas": [
         {"id": str(place), "question": "?", "answers": [{"text": "red", "answer_start": place}]}
         for place in (0, 1, "2", None, 0)]}]}]}),
-        ["1: the answer", "2: the field 'answer_start' is text, not a whole number", "None: the field 'answer_start'"]),
+        ["1: the answer", '2: answers.0.answer_start is "2"; it must be an integer', "None: answers.0"]),
     "coqa": (lambda **data: AnswerRows(form="coqa", **data), "x.json", json.dumps({"data": [
         {"id": "s", "story": "red house", "questions": [{"turn_id": i, "input_text": "?"} for i in range(4)],
          "answers": [TURN, TURN | {"span_start": "0"}, TURN, None]}]}),
-        ["turn 1: the field 'span_start' is text", "turn 3: expected a JSON object, found null"]),
+        ['turn 1: answers.span_start is "0"', "turn 3: answers is missing; it must be an object"]),
     "no label": (TextRows, "x.csv", "text,label\ngood,x\nbad,\nworse\nfine,y\n",
                  ["line 3 has no label; fill it in, name the column that has it, or, if rows have several labels or "
                   "none of them, give --data.label-separator", "line 4 has 1 column instead"]),

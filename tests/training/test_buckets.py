@@ -141,7 +141,7 @@ def test_a_lease_that_is_renewed_at_the_last_moment_is_not_taken(tmp_path, monke
 
     renew(0)
     monkeypatch.setattr(lease.time, "sleep", renew)
-    with pytest.raises(UserError, match="in use by another process"), Lease(tmp_path):
+    with pytest.raises(UserError, match="in use by another process"), Lease(f"file://{tmp_path}"):
         pass
 
 
@@ -162,7 +162,7 @@ def test_only_one_process_takes_an_expired_lease(tmp_path, monkeypatch):
 
     def take(_):
         try:
-            with Lease(tmp_path):
+            with Lease(f"file://{tmp_path}"):
                 time.sleep(3)
                 return True
         except UserError:

@@ -34,7 +34,7 @@ from jaxlm.parallel.rules import is_stacked
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.training.optimizers import make_optimizer, make_schedule, muon_labels, scale_by_depth, weight_decay_mask
 from jaxlm.training.program import Program
-from jaxlm.trees import get, paths
+from jaxlm.trees import get, leaves
 
 STEPS = 6
 
@@ -261,7 +261,7 @@ def test_muon_takes_the_kernels_of_layers(model, kinds):
     names = {f"{part}/{name}" for part, found in re.findall(r"(\w+)/\{(.*?)\}", kinds) for name in found.split(",")}
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     labels = muon_labels(shapes)
-    chosen = [path for path in paths(labels) if get(labels, path) == "muon"]
+    chosen = [path for path in leaves(labels) if get(labels, path) == "muon"]
     assert {"/".join(path.split("/")[-3:-1]) for path in chosen} == names and len(chosen) == len(names)
     assert all(get(shapes, path).ndim == 3 for path in chosen)
 
@@ -442,7 +442,7 @@ def test_xlnet_decays_what_its_own_code_decays():
     objective = PermutationLM(model=Xlnet(vocab_size=8, hidden_size=4, num_layers=1, num_heads=2, intermediate_size=4))
     mask = weight_decay_mask(jax.eval_shape(objective.init, jax.random.key(0)))
     names = {path: entry.theirs for entry in xlnet.table(objective.model).entries for path in entry.ours}
-    assert set(names) == set(paths(mask))
+    assert set(names) == set(leaves(mask))
     for path, name in names.items():
         included, excluded = (
             any(re.search(part, name) for part in parts)
