@@ -88,7 +88,6 @@ def masked_lm(
                  *(entry for ours, theirs in own.items() for entry in entries(ours, root + theirs)), *head),
         prefix=root, ties=ties, old_names=old, optional=("mlm_head",),
         ignored=(f"{root}pooler.dense.weight", f"{root}pooler.dense.bias"),  # in published encoders
-        private=("pooler", "nsp_head", "sop_head"),
     )
     rope = {"rope_type": "default", "rope_theta": m.rope_theta}
     config = bert.encoder_config(model_type, m, objective.vocabulary, fields) | {

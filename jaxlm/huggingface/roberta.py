@@ -28,8 +28,6 @@ TABLE = Table(
         "roberta.pooler.dense.bias",
     ),
     optional=("mlm_head",),
-    # Pair tasks have no counterpart in the class.
-    private=("pooler", "nsp_head", "sop_head"),
 )
 HEADS = bert.text_heads("Roberta", "roberta.pooler.dense") | {
     "SequenceClassification": Head("RobertaForSequenceClassification", "classifier.out_proj", "classifier.dense"),
