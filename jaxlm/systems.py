@@ -72,8 +72,8 @@ class System(NamedTuple):
     objective: type
     model: type
     family: Any = ""
-    """`jaxlm.huggingface.family.Family` that exports and imports the model, or the module whose FAMILY does: its dotted
-    name, or its name in jaxlm.huggingface. "" without a Transformers class."""
+    """`jaxlm.huggingface.family.Family` that exports and imports the model, or the module whose FAMILY does, or has it
+    by the class of the model: its dotted name, or its name in jaxlm.huggingface. "" without a Transformers class."""
     peer: Any = ""
     """`jaxlm.analysis.recipes.Recipe` for `jaxlm bench --peer`, or its name there; "" for none."""
     writer: str = ""
@@ -218,35 +218,35 @@ def _load_packages() -> None:
 register(
     System(MaskedLM, Bert, "bert", "masked_lm"),
     System(MaskedLM, Roberta, "roberta", "masked_lm"),
-    System(MaskedLM, XlmRoberta, "xlm_roberta", "masked_lm"),
+    System(MaskedLM, XlmRoberta, "roberta", "masked_lm"),
     System(MaskedLM, Albert, "albert", "masked_lm"),
     System(MaskedLM, ModernBert, "modernbert", "masked_lm"),
     System(MaskedDiffusion, Bert, "bert", export_only=True),
     System(MaskedDiffusion, ModernBert, "modernbert", export_only=True),
-    System(SpanBoundary, Bert, "spanbert", export_only=True),
+    System(SpanBoundary, Bert, "bert", export_only=True),
     System(ReplacedTokens, Electra, "electra", "replaced_tokens"),
     System(MaskedLM, Deberta, "deberta", "masked_lm"),
     System(ReplacedTokens, DebertaV3, "deberta", export_only=True),
     System(CausalLM, Gpt2, "gpt2", "causal_lm"),
     System(CausalLM, Gpt1, "gpt1", "causal_lm"),
     System(CausalLM, Gpt3, "gpt2", "causal_lm"),
-    System(CausalLM, ModernBertDecoder, "modernbert_decoder", "causal_lm"),
+    System(CausalLM, ModernBertDecoder, "modernbert", "causal_lm"),
     System(CausalLM, Llama, "llama", "causal_lm"),
-    System(CausalLM, Qwen3, "qwen3", "causal_lm"),
-    System(CausalLM, Mistral, "mistral", "causal_lm"),
+    System(CausalLM, Qwen3, "llama", "causal_lm"),
+    System(CausalLM, Mistral, "llama", "causal_lm"),
     System(CausalLM, Gemma3, "gemma3", "causal_lm"),
     System(MaskedLM, EuroBert, "eurobert", "masked_lm"),
     System(MaskedLM, NomicBert, "nomic_bert", "masked_lm"),
-    System(MaskedLM, Gte, "gte", "masked_lm"),
-    System(MaskedLM, ModernBertDecoder, "modernbert_decoder", export_only=True),
+    System(MaskedLM, Gte, "nomic_bert", "masked_lm"),
+    System(MaskedLM, ModernBertDecoder, "modernbert", export_only=True),
     System(MaskedLM, Llama, "llama", export_only=True),
-    System(MaskedLM, Qwen3, "qwen3", export_only=True),
-    System(MaskedLM, Mistral, "mistral", export_only=True),
+    System(MaskedLM, Qwen3, "llama", export_only=True),
+    System(MaskedLM, Mistral, "llama", export_only=True),
     System(MaskedLM, Gemma3, "gemma3", export_only=True),
     System(CausalLM, Reformer, "reformer", "causal_lm"),
     System(MaskedLM, Distilbert, "distilbert"),
     System(Distillation, Distilbert, "distilbert", export_only=True),
-    System(LayerDistillation, Bert, "tinybert", export_only=True),
+    System(LayerDistillation, Bert, "bert", export_only=True),
     System(SpanCorruption, T5, "t5", "span_corruption"),
     System(MixtureOfDenoisers, T5, "t5", "span_corruption", export_only=True),
     System(PermutationLM, Xlnet, "xlnet", "permutation_lm"),

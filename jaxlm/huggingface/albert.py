@@ -51,8 +51,6 @@ def table(sentence_order: bool) -> Table:
         ignored=("albert.embeddings.position_ids", "albert.embeddings.token_type_ids",
                  *(() if sentence_order else ("albert.pooler.weight", "albert.pooler.bias"))),
         optional=("mlm_head", "pooler", "sop_head"),
-        # Next-sentence prediction has no counterpart in the classes.
-        private=() if sentence_order else ("pooler", "nsp_head"),
     )
 
 

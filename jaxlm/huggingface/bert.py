@@ -1,8 +1,14 @@
-"""BERT in Transformers: BertForPreTraining, BertForMaskedLM (without next-sentence prediction), BertModel."""
+"""BERT in Transformers: BertForPreTraining, BertForMaskedLM (without next-sentence prediction), BertModel.
+
+SpanBERT and TinyBERT have the last two classes, and such a folder is imported as a BERT.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
+
+import jax
 
 from jaxlm.huggingface.family import Family, Fields, Head, Source, TransformersModel, to_config, token_id
 from jaxlm.huggingface.table import Entry, Table, dense, embedding, norm
@@ -79,8 +85,6 @@ def table(next_sentence: bool) -> Table:
         # Checkpoints converted from TensorFlow before 2019 have its names for LayerNorm's scale and bias.
         old_names={r"LayerNorm\.gamma$": "LayerNorm.weight", r"LayerNorm\.beta$": "LayerNorm.bias"},
         optional=("mlm_head", "pooler", "nsp_head"),
-        # Sentence-order prediction has no counterpart in the classes.
-        private=() if next_sentence else ("pooler", "sop_head"),
     )
 
 
@@ -115,6 +119,9 @@ def encoder_config(
 def models(objective: Objective) -> tuple[TransformersModel]:
     """Return the Transformers model that the objective's parameters fill."""
     config = encoder_config("bert", objective.model, objective.vocabulary)
+    if "mlm_head" not in jax.eval_shape(objective.init, jax.random.key(0)):  # TinyBERT
+        bare = Table(tuple(dataclasses.replace(each, theirs=each.theirs.removeprefix("bert.")) for each in ENCODER))
+        return (TransformersModel("BertModel", "AutoModel", config, bare, pipeline_tag="feature-extraction"),)
     has_pairs = getattr(objective, "input_format", "") == "next-sentence"  # others than MaskedLM have none
     name = "ForPreTraining" if has_pairs else "ForMaskedLM"
     return (TransformersModel(f"Bert{name}", f"AutoModel{name}", config, table(has_pairs)),)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ def family_named(model_type: str, where: str, architecture: str = "") -> Family:
         part = f", which needs {LACKING[model_type]}" if model_type in LACKING else ""
         raise UserError(
             f"{where} holds a model of the family {model_type!r}{part}; jaxlm imports these families: "
-            f"{', '.join(reversed(families))}."
+            f"{', '.join(dict.fromkeys(family.model_type for family in found))}."
         )
     return import_family(families[model_type], architecture)
 
@@ -83,7 +83,10 @@ def _families(system: systems.System) -> tuple[Family, ...]:
             raise
         log(f"The family {system.family} is left out, since it cannot be imported: {error}.")
         return ()
-    return (module.FAMILY, *getattr(module, "IMPORT_ONLY", ()))
+    family = module.FAMILY
+    if isinstance(family, Mapping):
+        family = next(family[kind] for kind in (*system.model.__mro__, *family) if kind in family)
+    return (family, *getattr(module, "IMPORT_ONLY", ()))
 
 
 def _module(name: str) -> Any:

@@ -101,8 +101,7 @@ def export_folder(
     models = family.models(objective)
     params = family.export_params(objective, params) if family.export_params else params
     template = _template(objective)
-    private = {*objective.private_params, *(name for model in models for name in model.table.private)}
-    exported = _exported_paths(template, models, private)
+    exported, private = _exported_paths(objective, template, models)
     most = objective.model.max_length
     length = (vectors and vectors.length) or max_length or most or RELATIVE_LENGTH
     length = min(length, most or length)
@@ -312,9 +311,17 @@ def _check_template(folder: Path, objective: Objective, tokenizer: Tokenizer) ->
         )
 
 
-def _exported_paths(template: Params, models: tuple[TransformersModel, ...], private: set[str]) -> set[str]:
-    """Return the paths of the parameters that the models have; UserError if their tables do not cover all others."""
+def _exported_paths(
+    objective: Objective, template: Params, models: tuple[TransformersModel, ...]
+) -> tuple[set[str], set[str]]:
+    """Return the paths of the parameters that the models have, and the names of private ones, which they lack.
+
+    Raises:
+        UserError: Their tables do not cover all others.
+    """
     named = {path for model in models for entry in model.table.entries for path in entry.ours}
+    private = {name for kind in type(objective).__mro__ for name in vars(kind).get("private_params", ())}
+    private -= {path.partition("/")[0] for path in named}
     wanted = {path for path in leaves(template) if not any(within(path, subtree) for subtree in private)}
     name, extra, lacking = models[0].architecture, sorted(wanted - named), sorted(named - wanted)
     faults = [f"{name} of Transformers has no {listed(extra)}: name heads for training only in private_params of the "
@@ -323,7 +330,7 @@ def _exported_paths(template: Params, models: tuple[TransformersModel, ...], pri
                ] * bool(lacking)
     if faults:
         raise UserError(f"This model cannot be exported: {'; and '.join(faults)}.")
-    return named
+    return named, private
 
 
 def _initialize(objective: Objective, wanted: list[str], seed: int) -> dict[str, np.ndarray]:

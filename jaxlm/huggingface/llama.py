@@ -1,6 +1,6 @@
-"""Llama in Transformers: LlamaForCausalLM, …ForSequenceClassification, …ForTokenClassification.
+"""Llama, Qwen 3 and Mistral in Transformers: LlamaForCausalLM, …ForSequenceClassification, …ForTokenClassification.
 
-`eurobert`, `qwen3`, `mistral` and `gemma3` share the table and most keys of config.json.
+`eurobert` and `gemma3` share the table and most keys of config.json.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from jaxlm.errors import UserError
 from jaxlm.huggingface.family import Family, Fields, Head, Source, TransformersModel, to_config, token_id
 from jaxlm.huggingface.table import Table, dense, embedding, norm
 from jaxlm.models.base import Model
-from jaxlm.models.llama import Llama, LlamaEncoder
+from jaxlm.models.llama import Llama, LlamaEncoder, Mistral, Qwen3
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.masked_lm import MaskedLM
 
@@ -38,7 +38,9 @@ def fields(vocab: int, width: int, inner: int, layers: int, heads: int, position
 
 BOTH = {"is_causal": False}
 ATTENTION_BIAS: Fields = {"attention_bias": ("attention_bias", False)}
-FIELDS = fields(32000, 4096, 11008, 32, 32, 2048) | ATTENTION_BIAS | {"mlp_bias": ("mlp_bias", False)}
+LLAMA = fields(32000, 4096, 11008, 32, 32, 2048) | ATTENTION_BIAS | {"mlp_bias": ("mlp_bias", False)}
+QWEN3 = fields(151936, 4096, 22016, 32, 32, 32768) | ATTENTION_BIAS
+MISTRAL = fields(32000, 4096, 14336, 32, 32, 131072) | {"window": ("sliding_window", 4096)}
 
 
 def table(model: LlamaEncoder) -> Table:
@@ -153,14 +155,26 @@ def heads(name: str, classifier: str = "score") -> dict[str, Head]:
     return {task: Head(f"{name}For{task}", classifier) for task in HEADS}
 
 
-def models(objective: Pretraining) -> tuple[TransformersModel]:
-    """Return the Transformers model that the objective's parameters fill."""
-    return decoder(objective, "Llama", config("llama", objective.model, FIELDS), table(objective.model))
+def _family(kind: type[LlamaEncoder], own: Fields, **defaults: int) -> Family:
+    """Return the family of the decoders of a class, with its fields `own` and the defaults of `read_model`."""
+    name = kind.__name__
+
+    def models(objective: Pretraining) -> tuple[TransformersModel]:
+        values = config(name.lower(), objective.model, own)
+        return decoder(objective, name, values, table(objective.model))
+
+    def read_objective(source: Source) -> Pretraining:
+        found = read_model(source, own, **defaults)
+        if kind is Qwen3:  # whose layers all attend to all tokens before
+            source.require(use_sliding_window=False, layer_types=["full_attention"] * found["num_layers"])
+        if "window" in found and source.config.get("sliding_window", 0) is None:  # attention to all tokens
+            found["window"] = None
+        return objective_of(source, kind(**found))
+
+    return Family(name.lower(), models, read_objective, heads(name))
 
 
-def read_objective(source: Source) -> Pretraining:
-    """Read causal or masked language modelling with a Llama."""
-    return objective_of(source, Llama(**read_model(source, FIELDS)))
-
-
-FAMILY = Family("llama", models, read_objective, heads("Llama"))
+FAMILY = {
+    Llama: _family(Llama, LLAMA), Qwen3: _family(Qwen3, QWEN3, kv_heads=32, head_dim=128),
+    Mistral: _family(Mistral, MISTRAL, kv_heads=8),
+}

@@ -1,13 +1,14 @@
-"""ModernBERT and Ettin's encoders in Transformers: ModernBertForMaskedLM, ModernBertModel."""
+"""ModernBERT and Ettin in Transformers: ModernBertForMaskedLM, ModernBertModel, ModernBertDecoderForCausalLM."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from jaxlm.errors import UserError
+from jaxlm.huggingface import llama
 from jaxlm.huggingface.family import Family, Fields, Head, Source, TransformersModel, to_config, token_id
 from jaxlm.huggingface.table import Entry, Table, dense, embedding, norm
-from jaxlm.models.modernbert import ModernBert
+from jaxlm.models.modernbert import ModernBert, ModernBertDecoder
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.tokenizers.vocabulary import Vocabulary
 
@@ -61,6 +62,10 @@ def table(attention: tuple[Entry, ...], head: str) -> Table:
 
 PROJECTIONS = tuple(f"encoder/layers/attention/{name}/kernel" for name in ("query", "key", "value"))
 TABLE = table((Entry(PROJECTIONS, "model.layers.{layer}.attn.Wqkv.weight", transpose=True),), "head")
+DECODER = table(tuple(
+    Entry((path,), f"model.layers.{{layer}}.attn.{part}_proj.weight", transpose=True)
+    for path, part in zip(PROJECTIONS, "qkv", strict=True)
+), "lm_head")
 HEADS = {
     name: Head(f"ModernBertFor{name}") for name in
     ("SequenceClassification", "MultipleChoice", "TokenClassification", "QuestionAnswering")
@@ -140,4 +145,22 @@ def read_objective(source: Source) -> MaskedLM:
     return MaskedLM(model=model, mask_rate=0.3, input_format="document", short_rate=0.0)
 
 
-FAMILY = Family("modernbert", models, read_objective, HEADS)
+def decoder_models(objective: llama.Pretraining) -> tuple[TransformersModel]:
+    """Return the Transformers model that the objective's parameters fill."""
+    values = config("modernbert-decoder", objective.model, objective.vocabulary)
+    # The class wants an id for each role.
+    end = token_id(objective.vocabulary, "eos") or 0
+    values |= {name: end for name in values if name.endswith("_id") and values[name] is None}
+    return llama.decoder(objective, "ModernBertDecoder", values, DECODER)
+
+
+def read_decoder(source: Source) -> llama.Pretraining:
+    """Read causal or masked language modelling with an Ettin decoder."""
+    return llama.objective_of(source, ModernBertDecoder(**read_model(source)))
+
+
+FAMILY = {
+    ModernBert: Family("modernbert", models, read_objective, HEADS),
+    ModernBertDecoder: Family("modernbert-decoder", decoder_models, read_decoder, {
+        "SequenceClassification": Head("ModernBertDecoderForSequenceClassification")}),
+}

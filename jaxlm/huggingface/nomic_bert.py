@@ -1,6 +1,6 @@
-"""Nomic BERT in Transformers: NomicBertForMaskedLM, …ForSequenceClassification, …ForTokenClassification.
+"""Nomic BERT and GTE in Transformers: NomicBertForMaskedLM, …ForSequenceClassification, …ForTokenClassification.
 
-Files have the names of the published code, which `save_pretrained` writes, or those of the class. `gte` shares both.
+Files have the names of the published code, which `save_pretrained` writes, or those of the classes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from jaxlm.huggingface import bert
 from jaxlm.huggingface.family import Family, Fields, Head, Source, TransformersModel
 from jaxlm.huggingface.table import Entry, Table, embedding
-from jaxlm.models.rotary_bert import NomicBert
+from jaxlm.models.rotary_bert import Gte, NomicBert
 from jaxlm.objectives.masked_lm import MaskedLM
 
 Names = Mapping[str, str]
@@ -36,10 +36,19 @@ OF_FILE = names("emb_ln", "encoder.layers", {
     QKV: "attn.Wqkv", "attention/out": "attn.out_proj", "attention_norm": "norm1", "mlp/wi_1": "mlp.fc11",
     "mlp/wi_0": "mlp.fc12", "mlp/wo": "mlp.fc2", "mlp_norm": "norm2",
 })
+OF_GTE = names("embeddings.LayerNorm", "encoder.layer", {
+    QKV: "attention.qkv_proj", "attention/out": "attention.o_proj", "attention_norm": "attn_ln",
+    "mlp/wi_1 mlp/wi_0": "mlp.up_gate_proj", "mlp/wo": "mlp.down_proj", "mlp_norm": "mlp_ln",
+})
 FIELDS: Fields = bert.FIELDS | {
     "vocab_size": ("vocab_size", 30528), "max_positions": ("max_position_embeddings", 2048),
     "activation": ("hidden_act", "silu"), "dropout": ("hidden_dropout_prob", 0.0),
     "attention_dropout": ("attention_probs_dropout_prob", 0.0), "rope_theta": ("rope_theta", 1000.0),
+}
+GTE: Fields = bert.FIELDS | {
+    "vocab_size": ("vocab_size", 250048), "max_positions": ("max_position_embeddings", 8192),
+    "type_vocab_size": ("type_vocab_size", 1), "attention_dropout": ("attention_probs_dropout_prob", 0.0),
+    "rope_theta": ("rope_theta", 160_000.0),
 }
 OLD_KEYS = {
     "hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
@@ -79,7 +88,6 @@ def masked_lm(
                  *(entry for ours, theirs in own.items() for entry in entries(ours, root + theirs)), *head),
         prefix=root, ties=ties, old_names=old, optional=("mlm_head",),
         ignored=(f"{root}pooler.dense.weight", f"{root}pooler.dense.bias"),  # in published encoders
-        private=("pooler", "nsp_head", "sop_head"),
     )
     rope = {"rope_type": "default", "rope_theta": m.rope_theta}
     config = bert.encoder_config(model_type, m, objective.vocabulary, fields) | {
@@ -121,10 +129,29 @@ def read_objective(source: Source) -> MaskedLM:
     return MaskedLM(model=NomicBert(**fields), mask_rate=0.3, input_format="document", short_rate=0.0)
 
 
+def gte_models(objective: MaskedLM, source: Source | None = None) -> tuple[TransformersModel]:
+    """Return the Transformers model that the objective's parameters fill, with the names in a folder."""
+    return masked_lm(
+        objective, "gte", "Gte", GTE, names_of(source, OF_GTE),
+        {r"^new\.": "gte.", r"^lm_head\.layer_norm\.": "lm_head.norm."},
+        bert.mlm_head("lm_head.dense", "lm_head.norm", "lm_head.decoder.bias"),
+        {"lm_head.decoder.weight": "gte.embeddings.word_embeddings.weight"},
+    )
+
+
+def read_gte(source: Source) -> MaskedLM:
+    """Read masked language modelling with a GTE; its class ignores these keys of the published code."""
+    source.require(layer_norm_type="layer_norm", logn_attention_scale=False, position_embedding_type="rope")
+    return MaskedLM(model=Gte(**read_model(source, GTE)), input_format="document", short_rate=0.0)
+
+
 def heads(name: str, root: str) -> dict[str, Head]:
     """Return the heads of the fine-tuned classes of a family; their names begin with `name`."""
     return {"SequenceClassification": Head(f"{name}ForSequenceClassification", dense=f"{root}.pooler.dense"),
             "TokenClassification": Head(f"{name}ForTokenClassification")}
 
 
-FAMILY = Family("nomic_bert", models, read_objective, heads("NomicBert", "nomic_bert"), stored_models=models)
+FAMILY = {
+    NomicBert: Family("nomic_bert", models, read_objective, heads("NomicBert", "nomic_bert"), stored_models=models),
+    Gte: Family("gte", gte_models, read_gte, heads("Gte", "gte"), stored_models=gte_models),
+}

@@ -1,11 +1,14 @@
-"""RoBERTa in Transformers: RobertaForMaskedLM, RobertaModel."""
+"""RoBERTa and XLM-R in Transformers: RobertaForMaskedLM, RobertaModel. The names of their tensors are equal."""
 
 from __future__ import annotations
+
+import dataclasses
 
 from jaxlm.huggingface import bert
 from jaxlm.huggingface.family import Family, Head, Source, TransformersModel, token_id
 from jaxlm.huggingface.table import Table
 from jaxlm.models.roberta import Roberta
+from jaxlm.models.xlm_roberta import XlmRoberta
 from jaxlm.objectives.masked_lm import MaskedLM
 
 TABLE = Table(
@@ -25,8 +28,6 @@ TABLE = Table(
         "roberta.pooler.dense.bias",
     ),
     optional=("mlm_head",),
-    # Pair tasks have no counterpart in the class.
-    private=("pooler", "nsp_head", "sop_head"),
 )
 HEADS = bert.text_heads("Roberta", "roberta.pooler.dense") | {
     "SequenceClassification": Head("RobertaForSequenceClassification", "classifier.out_proj", "classifier.dense"),
@@ -61,6 +62,20 @@ def successor_heads(prefix: str) -> dict[str, Head]:
             for task, head in HEADS.items()}
 
 
-FAMILY = Family("roberta", models, read_objective, HEADS)
+def xlm_models(objective: MaskedLM) -> tuple[TransformersModel]:
+    """Return the Transformers model that the objective's parameters fill."""
+    (model,) = models(objective)
+    config = {**model.config, "model_type": "xlm-roberta"}
+    return (dataclasses.replace(model, architecture="XLMRobertaForMaskedLM", config=config),)
+
+
+def read_xlm(source: Source) -> MaskedLM:
+    """Read masked language modelling with an XLM-R."""
+    objective = read_objective(source)
+    return dataclasses.replace(objective, model=XlmRoberta(**vars(objective.model)))
+
+
+FAMILY = {Roberta: Family("roberta", models, read_objective, HEADS),
+          XlmRoberta: Family("xlm-roberta", xlm_models, read_xlm, successor_heads("XLMRoberta"))}
 IMPORT_ONLY = (Family("camembert", models, read_objective, successor_heads("Camembert")),)
 """CamemBERT is a RoBERTa with another vocabulary, and an export of it a RoBERTa."""

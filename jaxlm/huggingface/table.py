@@ -122,11 +122,6 @@ class Table:
     """Patterns in names of older files → what stands there now (r"LayerNorm\\.gamma$" → "LayerNorm.weight")."""
     optional: tuple[str, ...] = ()
     """Our subtrees that a file may lack as a whole, such as "mlm_head"; they are then initialized."""
-    private: tuple[str, ...] = ()
-    """Our subtrees for training only, without a counterpart in the class.
-
-    An export omits them, an import initializes them.
-    """
 
     def tensors(self, template: Params) -> list[Entry]:
         """Return one entry per tensor of a model with the parameters of `template` (anything with `.shape`)."""

@@ -146,7 +146,6 @@ def _table(main: Table, root: str, task: Objective, head: Head | None = None) ->
     return Table(
         entries=tuple(kept), prefix=main.prefix, old_names=main.old_names,
         ignored=tuple(name for name in ignored if name not in names),
-        private=("kind_classifier", "projection_to_teacher", "token_projection"),
     )
 
 

@@ -69,14 +69,14 @@ class TransE(HasDtype, Model):
         self, params: Params, ids: Int[Array, "*batch"] | slice = slice(None)
     ) -> Float[Array, "*batch width"]:
         """Return the vectors of entities, by default of all."""
-        vectors = params["entity"]["embedding"][ids]
+        vectors = jnp.asarray(params["entity"]["embedding"])[ids]
         return vectors if self.normalize == "none" else unit(vectors)
 
     def relations(
         self, params: Params, ids: Int[Array, "*batch"] | slice = slice(None)
     ) -> Float[Array, "*batch width"]:
         """Return the vectors of relations, by default of all."""
-        vectors = params["relation"]["embedding"][ids]
+        vectors = jnp.asarray(params["relation"]["embedding"])[ids]
         return unit(vectors) if self.normalize == "all" else vectors
 
     def distances(

@@ -122,8 +122,8 @@ class Objective:
     primary_metric: ClassVar[str] = "loss"
     """The term shown where there is room for one."""
     private_params: ClassVar[tuple[str, ...]] = ()
-    """Names of parameters without a counterpart in Transformers, such as a head for training only; an export omits
-    them."""
+    """Names of parameters such as heads for training only. An export omits them, and those that base classes name,
+    where the table of the Transformers class has no such parameters."""
     is_separable: ClassVar[bool] = True
     """Whether the loss of a batch is that of its microbatches added up. An objective that compares the rows of a batch
     with each other has a field `chunks` instead, the number of parts that its model reads one after another."""

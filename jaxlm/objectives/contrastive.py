@@ -73,6 +73,7 @@ class InfoNCE(Objective):
     one part in memory, and the loss is the same. The scores of late interaction are computed in the same parts."""
 
     primary_metric = "contrastive_loss"
+    private_params = ("token_projection",)
     is_separable = False
     min_rows = 2
     num_texts: ClassVar[int] = 2

@@ -47,6 +47,7 @@ class LayerDistillation(Objective):
     """Hidden size of the teacher."""
 
     primary_metric = "hidden_loss"
+    private_params = ("projection",)
 
     @property
     def masked_lm(self) -> MaskedLM:

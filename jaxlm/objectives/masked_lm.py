@@ -76,6 +76,7 @@ class MaskedLM(Objective):
     2024). The first token of a row, a special one, is never masked."""
 
     primary_metric = "mlm_loss"
+    private_params = ("pooler", "nsp_head", "sop_head")
     token_losses = ("mlm_loss",)
     answer_kind = "masks"
     is_causal = False

@@ -56,6 +56,7 @@ class SpanBoundary(Objective):
     """Share of rows cut to a random shorter length, so that the model also sees short texts."""
 
     primary_metric = "mlm_loss"
+    private_params = ("sbo_head",)
     token_losses = ("mlm_loss",)
     answer_kind = "masks"
 

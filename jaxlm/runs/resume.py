@@ -19,7 +19,6 @@ from jaxlm.parallel.checksums import checksums, digest
 from jaxlm.paths import real_path
 from jaxlm.runs.folder import RunFolder, write_json, write_metadata
 from jaxlm.runs.session import Session, with_begun_warmups
-from jaxlm.training.checkpoints import require_layout
 from jaxlm.training.metrics import read_metrics
 
 _OF_STATE = ("optimizer.name", "optimizer.average", "optimizer.freeze")
@@ -32,7 +31,6 @@ def check_run(run: RunFolder, resolved: Resolved) -> None:
     Before the first step everything may change, except for the fields on which saved parameters depend: imported ones,
     or those that a student has of its teacher.
     """
-    require_layout(run.path / "checkpoints")
     _check_checkpoints(run)
     _check_source(run, resolved)
     _check_decay(run, resolved.experiment)

@@ -196,6 +196,7 @@ class Answers(Task):
     use_pooling = False
     longest_text = 48
     gold_value = "answers"
+    private_params = ("kind_classifier",)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -51,6 +51,8 @@ class DistilledClassification(Classification):
     teacher_hidden_size: int = field(768, weights=True)
     """Width of the teacher's hidden states, if layer_weight is above 0."""
 
+    private_params = ("projection_to_teacher",)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         weights = (self.soft_weight, self.hard_weight, self.layer_weight)

@@ -22,8 +22,6 @@ from jaxlm.training.metrics import best_step
 from jaxlm.training.program import TrainState
 from jaxlm.types import Report
 
-LAYOUT = 3
-"""Version of checkpoints and of the steps after them: since 2 equal layers are stacked, since 3 keys have a purpose."""
 SAVE_SECONDS, SLOWEST = 600, 50_000_000
 """Seconds after which a save is given up, or those that its bytes take at so many a second if that is longer. The
 processes of a run wait so long for one whose part has failed."""
@@ -70,7 +68,6 @@ class Checkpoints:
             read_only=read_only,
             create=not read_only,
         )
-        require_layout(self.folder)
         try:
             if not read_only:  # Orbax's own `cleanup_tmp_directories` removes what the other processes list meanwhile
                 main_first(self._remove_unfinished, "remove unfinished checkpoints", everywhere=False)
@@ -114,7 +111,7 @@ class Checkpoints:
         self._save(0, {"params": params}, metadata | {"checksums": numbers})
 
     def _save(self, step: int, item: dict[str, Any], metadata: dict[str, Any]) -> None:
-        metadata = metadata | {"layout": LAYOUT, "jaxlm": __version__}
+        metadata = metadata | {"jaxlm": __version__}
         metadata = metadata | {"digest": digest(metadata)}
         args = ocp.args.Composite(state=ocp.args.PyTreeSave(item), metadata=ocp.args.JsonSave(metadata))
         has_failed = self._previous_has_failed(step)
@@ -246,7 +243,7 @@ class Checkpoints:
 
     def _metadata(self, step: int) -> dict[str, Any]:
         metadata = json.loads((self.folder / str(step) / "metadata" / "metadata").read_bytes())
-        if metadata["digest"] != digest({name: value for name, value in metadata.items() if name != "digest"}):
+        if metadata.get("digest") != digest({name: value for name, value in metadata.items() if name != "digest"}):
             raise ValueError("its metadata does not match its digest")
         return metadata
 
@@ -264,23 +261,6 @@ class Checkpoints:
                 self.manager.close()
 
         run_with_timeout(close)
-
-
-def require_layout(folder: epath.Path) -> None:
-    """Raise UserError for checkpoints of another layout than LAYOUT. Damaged ones are left to `Checkpoints`."""
-    for path in folder.glob("[0-9]*/metadata/metadata"):
-        try:
-            metadata = json.loads(path.read_bytes())
-            layout, version = metadata.get("layout"), metadata.get("jaxlm")
-        except (OSError, ValueError, AttributeError, RecursionError):
-            continue
-        if layout != LAYOUT:
-            writer = f"jaxlm {version}" if version else "an earlier version of jaxlm"
-            raise UserError(
-                f"{folder.parent} was written by {writer}, whose checkpoints and random numbers differ from those of "
-                f"{__version__}; export it with that version (jaxlm export RUN OUT), and go on from the exported "
-                "folder with --init-from."
-            )
 
 
 def _item(state: TrainState) -> dict[str, Any]:

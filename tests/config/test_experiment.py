@@ -43,7 +43,7 @@ def changed(experiment: Experiment, field: str, value: str) -> Experiment:
         (BERT, "data.tokenizer_kind", "wordpiece", ["unigram", "bpe", "byte-bpe", "bytes", "words"]),
         (BERT, "objective.model.dtype", "float16", ["float32", "bfloat16"]),
         (GPT2, "objective.model.remat", "dot", ["none", "cheap", "dots", "full"]),
-        (T5, "objective.model.attention", "flash", ["auto", "xla", "cudnn", "pallas"]),
+        (T5, "objective.model.attention", "flash", ["auto", "xla"]),
         (T5, "objective.model.activation", "mish", ["gelu", "gelu_new", "relu", "silu", "gated-gelu"]),
         (BERT, "objective.model.activation", "gated-gelu", PLAIN),
         (ELECTRA, "objective.model.activation", "gated-gelu", PLAIN),

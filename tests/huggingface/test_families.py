@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import pytest
 import torch
@@ -14,7 +16,9 @@ from jaxlm.huggingface.families import family_named, family_of
 from jaxlm.models.bert import Bert
 from jaxlm.models.deberta import DebertaV3
 from jaxlm.models.elmo import Elmo
+from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.gpt3 import Gpt3
+from jaxlm.models.llama import Qwen3
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.systems import System, all_systems, importable
 from jaxlm.tasks.classification import Classification
@@ -31,7 +35,7 @@ def objective_of(system):
     return objective.bind_unchecked(Vocabulary.stand_in(objective.model.vocab_size))
 
 
-@pytest.mark.parametrize("system", EXPORTED, ids=[system.family for system in EXPORTED])
+@pytest.mark.parametrize("system", EXPORTED, ids=lambda system: system.model.__name__)
 def test_names_and_shapes_are_those_of_the_classes(system):
     objective = objective_of(system)
     template = jax.eval_shape(objective.init, jax.random.key(0))
@@ -72,8 +76,18 @@ def test_other_types_are_refused_by_the_part_that_is_missing(name, part):
 def test_one_family_of_each_model_and_model_type_is_imported():
     models, exported = ([type(system.model().text_model) for system in systems] for systems in (importable(), EXPORTED))
     assert len(models) == len(set(models)) and set(models) == set(exported)
-    modules = {system.family: family_of(objective_of(system)).model_type for system in importable()}
-    assert len(modules) == len(set(modules.values()))
+    families = {id(family): family.model_type for family in (family_of(objective_of(s)) for s in importable())}
+    assert len(families) == len(set(families.values()))
+
+
+def test_a_class_from_outside_has_the_family_of_its_base_in_a_module_of_several(monkeypatch):
+    """One of another base has the first, whose table may fit it."""
+    for name in ("_SYSTEMS", "_CLASSES"):
+        monkeypatch.setattr(systems, name, {})
+    for base, model_type in ((Qwen3, "qwen3"), (Gpt2, "llama")):
+        kind = dataclasses.dataclass(frozen=True)(type(f"My{base.__name__}", (base,), {}))
+        systems.register(System(CausalLM, kind, "llama"))
+        assert family_of(CausalLM(model=kind())).model_type == model_type
 
 
 @pytest.mark.parametrize("order", [SYSTEMS, SYSTEMS[::-1]], ids=["forward", "backward"])

@@ -24,7 +24,7 @@ from safetensors.numpy import load_file
 from jaxlm.cli import main
 from jaxlm.config.experiment import OptimizerConfig, TrainConfig
 from jaxlm.errors import UserError
-from jaxlm.huggingface import ModelCard, export_folder, import_folder, modernbert, modernbert_decoder
+from jaxlm.huggingface import ModelCard, export_folder, import_folder, modernbert
 from jaxlm.inference.fill_mask import fill_mask
 from jaxlm.inference.generate import generate
 from jaxlm.models.base import Inputs
@@ -261,7 +261,7 @@ def torch_loss(model: torch.nn.Module, example) -> torch.Tensor:
     return model(**inputs, labels=torch.tensor(labels)).loss
 
 
-TABLES = {"encoder": modernbert.TABLE, "decoder": modernbert_decoder.TABLE}
+TABLES = {"encoder": modernbert.TABLE, "decoder": modernbert.DECODER}
 
 
 @pytest.mark.parametrize("name", first_fast(CLASSES))

@@ -17,7 +17,6 @@ Activation = Literal[PlainActivation, "gated-gelu", "gated-gelu-erf", "gated-sil
 GATED: dict[PlainActivation, Activation] = {"gelu": "gated-gelu-erf", "gelu_new": "gated-gelu", "silu": "gated-silu"}
 """Activation → the same in a gated feed-forward layer."""
 RematPolicy = Literal["none", "cheap", "dots", "full"]
-AttentionKind = Literal["auto", "xla", "cudnn", "pallas"]
 DType = Literal["float32", "bfloat16"]
 
 
@@ -36,7 +35,7 @@ class ExecutionConfig(HasDtype):
     remat: RematPolicy = field("none", resumable=True)
     """What the backward pass recomputes: nothing (none); activations, norms and the like (cheap); also the attention
     scores (dots); everything but the inputs of layers (full)."""
-    attention: AttentionKind = field("auto", resumable=True)
+    attention: Literal["auto", "xla"] = field("auto", resumable=True)
     """Attention kernel: auto takes the device's fused kernel if it supports the arguments; xla keeps the scores in
     memory."""
     loop_layers: bool = field(False, resumable=True)

@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 
-from jaxlm.errors import UserError
 from jaxlm.models.layers.attention import attend, split_heads
 from jaxlm.models.layers.banded import block_shape
 from jaxlm.models.layers.row_attention import fits
@@ -54,8 +53,6 @@ class Attention:
 class Choice(NamedTuple):
     """Kernel of an attention."""
 
-    implementation: str
-    """The `attention` field of the model."""
     what: Attention
     kernel: str
     """"xla" for scores in memory, or the name of a fused kernel."""
@@ -68,11 +65,7 @@ _choices: contextvars.ContextVar[dict[Choice, None] | None] = contextvars.Contex
 
 @contextlib.contextmanager
 def recorded_choices() -> Iterator[Callable[[], str]]:
-    """Record the kernels that are chosen while a step is traced; yield a function that describes them in a line.
-
-    Raises:
-        UserError: The model's `attention` field names a kernel that no attention of the step can use.
-    """
+    """Record the kernels that are chosen while a step is traced; yield a function that describes them in a line."""
     choices: dict[Choice, None] = {}
     token = _choices.set(choices)
     try:
@@ -82,21 +75,11 @@ def recorded_choices() -> Iterator[Callable[[], str]]:
         ))
     finally:
         _choices.reset(token)
-    requested = {each.implementation for each in choices} - {"auto", "xla"}
-    if requested and all(each.reason for each in choices):
-        raise UserError(
-            f"objective.model.attention is {requested.pop()}, which no attention of this step can use "
-            f"({next(iter(choices)).reason}); set it to auto, or change what stands in the way."
-        )
 
 
 def choose_kernel(implementation: str, what: Attention) -> str:
-    """Return the kernel of `attend` on the platform of the traced program."""
+    """Return the kernel of `attend` on the platform of the traced program; "xla" may be asked for."""
     platform, kernel, reason = target_platform(), "xla", ""
-    if implementation not in ("auto", "xla") and platform != {"cudnn": "gpu", "pallas": "tpu"}[implementation]:
-        raise UserError(
-            f"objective.model.attention is {implementation}, which a {platform} does not have; set it to auto."
-        )
     # The TPU's kernels skip what is beyond the band, and so does cuDNN's window, which is causal.
     in_blocks = platform != "tpu" and implementation != "xla" and what.mask is None and what.bias is None
     blocks = block_shape(what.queries, what.keys, what.band, what.causal) if in_blocks else None
@@ -121,7 +104,7 @@ def choose_kernel(implementation: str, what: Attention) -> str:
         block = Attention(queries, keys, what.heads, what.head_dim, what.dtype, what.drops, mask=visible)
         return choose_kernel(implementation, block) + " in blocks"
     if (found := _choices.get()) is not None and platform in ("tpu", "gpu"):  # others have no fused kernel
-        found[Choice(implementation, what, kernel, reason)] = None
+        found[Choice(what, kernel, reason)] = None
     return kernel
 
 
