@@ -33,6 +33,9 @@ from jaxlm.tasks.text_to_text import TextToText
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.training.optimizers import make_schedule
 
+OF_VOCABULARY = ("data.vocab_size", "data.tokenizer_kind", "data.normalization")
+"""Fields that say which vocabulary is trained, if none is given."""
+
 
 def resolve(
     config: str, flags: Sequence[str] = (), init_from: str | None = None, as_text: bool = False, command: str = "",
@@ -76,18 +79,31 @@ def resolve(
                 f"--init-from {init_from} has a tokenizer of its own, which its weights belong to; leave out "
                 f"--data.tokenizer {tokenizer}."
             )
-        for _, new in _changes(unchanged, experiment):
-            if new.name in ("data.vocab_size", "data.tokenizer_kind", "data.normalization"):
+        for _, new in () if experiment.train.decay_steps else _changes(unchanged, experiment):
+            if new.name in OF_VOCABULARY:
                 raise UserError(f"--init-from {init_from} has a tokenizer of its own; leave out {_flag(new)}.")
     t = experiment.train
     if t.steps is None and not t.phases and (is_run or not t.epochs):  # `jaxlm.runs.session` computes them
         raise UserError("train.steps is None; give a number, train.phases, or for a new run train.epochs.")
     if experiment.train.decay_steps and (pretrained is not None or not is_run):
         experiment = _with_decay(experiment, pretrained)
+    elif pretrained is not None and experiment.command == "pretrain":
+        _remark_on_order(experiment, pretrained)
     experiment.validate()
     if experiment.train.phases == old.phases and not is_run:
         _remark_on_phases(unchanged, experiment)
     return Resolved(experiment, pretrained)
+
+
+def _remark_on_order(experiment: Experiment, pretrained: PretrainedModel) -> None:
+    """Say that a run which goes on from another one, on its text, reads it once more from the beginning."""
+    theirs = RunFolder.read(pretrained.path).experiment if pretrained.step else None
+    if theirs and all(getattr(a, name) == getattr(b, name) for name, a, b in (
+        ("source", experiment.data, theirs.data), ("length", experiment.data, theirs.data),
+        ("seed", experiment.train, theirs.train),
+    )):
+        log(f"this run reads the text of {pretrained.path} in the same order, from the beginning; "
+            f"--train.seed {experiment.train.seed + 1} gives another order.")
 
 
 def _with_decay(experiment: Experiment, pretrained: PretrainedModel | None) -> Experiment:
@@ -106,8 +122,9 @@ def _with_decay(experiment: Experiment, pretrained: PretrainedModel | None) -> E
         old, new = getattr(theirs, field.name), getattr(optimizer, field.name)
         if old != new and not field.name.startswith(free):
             raise UserError(f"{pretrained.path} was trained with optimizer.{field.name} {old}; its decay needs it too.")
+    free_too = ("optimizer", "train.decay_steps", *OF_VOCABULARY)  # which comes from the checkpoint
     if changed := differences(*(
-        flatten(each, lambda s: s.decides_result() and not s.name.startswith(("optimizer", "train.decay_steps")))
+        flatten(each, lambda s: s.decides_result() and not s.name.startswith(free_too))
         for each in (run.experiment, experiment)
     )):
         log(f"the decay of {pretrained.path} changes {'; '.join(changed)}; give that run's flags if that is not meant.")

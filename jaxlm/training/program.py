@@ -88,9 +88,11 @@ def make_update(
     unused = _unused_params(phase, params, of_run.params) if phase else ()
     shapes: TrainState = jax.eval_shape(new_state, of_run.params if phase else params)
     _check_patterns(config.freeze, shapes.params)
-    if config.name == "muon" and "muon" not in jax.tree.leaves(muon_labels(shapes.params)):
+    trained = {path: kind for path, kind in leaves(muon_labels(shapes.params)).items()
+               if not matches_patterns(path, frozen_params)}
+    if config.name == "muon" and "muon" not in trained.values():
         raise UserError(
-            f"optimizer.name muon is for the kernels of stacked layers, which {type(model).__name__} has none of; "
+            f"optimizer.name muon is for the kernels of stacked layers, of which {type(model).__name__} trains none; "
             "choose adamw, or another one."
         )
     if phase:

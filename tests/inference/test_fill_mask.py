@@ -12,9 +12,12 @@ from jaxlm.inference import fill_mask as module
 from jaxlm.inference.fill_mask import fill_mask
 from jaxlm.models.base import Inputs
 from jaxlm.models.bert import Bert
+from jaxlm.models.deberta import DebertaV3
+from jaxlm.models.electra import Electra
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.objectives.pretrained import PretrainedModel
+from jaxlm.objectives.replaced_tokens import ReplacedTokens
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from tests.params import random_params
@@ -47,6 +50,13 @@ def filler():
     )
     objective = MaskedLM(config, input_format="document")
     return objective, random_params(objective, 0, 0.5)
+
+
+@pytest.mark.parametrize("kind", [Bert, Electra, DebertaV3])
+def test_a_text_has_its_special_tokens(kind):
+    objective = MaskedLM(kind()) if kind is Bert else ReplacedTokens(kind())
+    v, row = NumberTokenizer.vocabulary, module.masked_row(objective, NumberTokenizer(), "110 <mask>")
+    assert row == [v.cls, 110, v.mask, v.sep]
 
 
 def direct(objective, params, row):

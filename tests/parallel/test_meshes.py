@@ -65,6 +65,12 @@ def test_the_same_losses(trained, mesh):
     np.testing.assert_allclose(trained["meshes"][mesh]["losses"], one, atol=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["fsdp", "mixed"])
+def test_a_replayed_step_has_the_same_bits(trained, mesh):
+    assert trained["meshes"][mesh]["replayed"] == 0
+
+
 # Sizes: width 32, feed-forward 64, 1 layer, vocabulary 162.
 
 

@@ -119,6 +119,9 @@ def trained_on(name: str, train: bool) -> dict:
             state, terms = program.train_step(state, batch_on(mesh, number), program.constants)
             result["losses"].append(float(terms["loss"].total))
         assert shards(state) == before, "a step leaves everything where it was"
+        if name in ("fsdp", "mixed"):
+            _, terms = program.replay_step(state, batch_on(mesh, STEPS), program.constants)
+            result["replayed"] = float(terms["replay"].total.sum())
     return result
 
 

@@ -271,7 +271,7 @@ def test_muon_is_refused_for_a_model_without_such_kernels():
     model = Elmo(hidden_size=8, cell_size=16, num_highways=1, filter_widths=2)
     objective = BidirectionalLM(model, noise_words=64).bind(Vocabulary.stand_in(300, BidirectionalLM().symbols), 16)
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
-    with pytest.raises(UserError, match=r"optimizer.name muon is for the kernels of stacked layers, which Elmo has"):
+    with pytest.raises(UserError, match=r"optimizer.name muon is for .* stacked layers, of which Elmo trains"):
         Program(objective, TrainConfig(steps=1, batch_size=2), OptimizerConfig(name="muon"), mesh)
 
 
