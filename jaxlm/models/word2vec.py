@@ -44,4 +44,4 @@ class Word2Vec(HasDtype, Model):
 
     def vectors(self, params: Params) -> Float[Array, "vocab hidden"]:
         """Return the vectors of all words."""
-        return params["word"]["embedding"]
+        return jnp.asarray(params["word"]["embedding"])
