@@ -138,7 +138,8 @@ def _train(session: Session, mesh: Mesh, report: Report, stack: contextlib.ExitS
         more = "steps" if after_step >= t.steps else "patience"
         report(f"Finished: {after_step:,} steps are done; raise --train.{more} to train longer. Run: {run.path}")
         return Trained(session, program, state, last_evaluation(run.path)[1], metadata)
-    for line in [*resume.schedule_remarks(run, experiment), "Compiling the step; its first figures follow."]:
+    remarks = [] if after_step else _order_remarks(experiment, session.pretrained)
+    for line in [*resume.schedule_remarks(run, experiment), *remarks, "Compiling the step; its first figures follow."]:
         report(line)
 
     clock.resume(read_metrics(run.path))  # before the writer leaves out the lines after the checkpoint
@@ -166,6 +167,16 @@ def _description(program: Program, experiment: Experiment) -> str:
     devices = program.mesh.devices
     kind = f"{devices.size} {devices.flat[0].device_kind} device{'s' * (devices.size > 1)}"
     return f"{type(program.objective).__name__}: {program.size}, batches of {experiment.describe_phases()}, {kind}"
+
+
+def _order_remarks(experiment: Experiment, pretrained: PretrainedModel | None) -> list[str]:
+    """Return a sentence if a new run goes on from another one, on its text, which it reads from the beginning."""
+    theirs = RunFolder.read(pretrained.path).experiment if pretrained is not None and pretrained.step else None
+    if theirs is None or (theirs.data.source, theirs.data.length, theirs.train.seed) != (
+            experiment.data.source, experiment.data.length, experiment.train.seed):
+        return []
+    return [f"The text is read from the beginning, in the order of {pretrained.path}; "
+            f"--train.seed {experiment.train.seed + 1} gives another one"]
 
 
 def restore_or_init_state(

@@ -87,23 +87,10 @@ def resolve(
         raise UserError("train.steps is None; give a number, train.phases, or for a new run train.epochs.")
     if experiment.train.decay_steps and (pretrained is not None or not is_run):
         experiment = _with_decay(experiment, pretrained)
-    elif pretrained is not None and experiment.command == "pretrain":
-        _remark_on_order(experiment, pretrained)
     experiment.validate()
     if experiment.train.phases == old.phases and not is_run:
         _remark_on_phases(unchanged, experiment)
     return Resolved(experiment, pretrained)
-
-
-def _remark_on_order(experiment: Experiment, pretrained: PretrainedModel) -> None:
-    """Say that a run which goes on from another one, on its text, reads it once more from the beginning."""
-    theirs = RunFolder.read(pretrained.path).experiment if pretrained.step else None
-    if theirs and all(getattr(a, name) == getattr(b, name) for name, a, b in (
-        ("source", experiment.data, theirs.data), ("length", experiment.data, theirs.data),
-        ("seed", experiment.train, theirs.train),
-    )):
-        log(f"this run reads the text of {pretrained.path} in the same order, from the beginning; "
-            f"--train.seed {experiment.train.seed + 1} gives another order.")
 
 
 def _with_decay(experiment: Experiment, pretrained: PretrainedModel | None) -> Experiment:

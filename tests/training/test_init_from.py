@@ -262,10 +262,13 @@ def test_a_run_that_has_parameters_of_its_own_takes_no_others(preset, finished, 
     said = refused(capsys, "pretrain", preset, "--run-dir", run, "--init-from", finished, "--train.steps", "14")
     assert f"{run} began from fresh parameters" in said and saved_steps(run) == [4, 8, 12]
     second = tmp_path / "second"
+    capsys.readouterr()
     assert begin(preset, second, finished, "--train.steps", "1") == 0
+    assert f"read from the beginning, in the order of {finished}; --train.seed 1" in capsys.readouterr().out
     said = refused(capsys, "pretrain", preset, "--run-dir", second, "--init-from", run, "--train.steps", "2")
     assert f"{second} began from {finished}" in said
     assert begin(preset, second, finished / ".." / finished.name, "--train.steps", "2") == 0
+    assert "read from the beginning" not in capsys.readouterr().out
 
 
 @pytest.mark.slow
