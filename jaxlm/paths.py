@@ -336,8 +336,8 @@ def read_json(file: Path | epath.Path, form: Any, content: bytes | None = None) 
     return value
 
 
-def check_form(value: Any, form: Any, file: str | os.PathLike[str], key: str = "") -> None:
-    """Raise UserError unless a JSON value, which is `key` of a file, has a form.
+def check_form(value: Any, form: Any, place: str | os.PathLike[str], key: str = "") -> None:
+    """Raise UserError unless a JSON value, which is `key` of a file or row, has a form.
 
     A form is a type, a list with the form of all items, a dict with the forms of keys, of which those with "?" may be
     missing or null and "*" stands for all, or a tuple of such forms.
@@ -346,14 +346,14 @@ def check_form(value: Any, form: Any, file: str | os.PathLike[str], key: str = "
     if type(value) not in forms:
         found = "missing" if value is None else json.dumps(value, default=str)[:80]
         wanted = "text" if form == TEXT else " or ".join(map(JSON_TYPES.get, forms))
-        raise UserError(f"{file}: {key or 'it'} is {found}; it must be {wanted}, so mend the file or copy it again.")
+        raise UserError(f"{place}: {key or 'it'} is {found}; it must be {wanted}; mend it or copy the file again.")
     form = forms[type(value)]
     items = {str(i): item for i, item in enumerate(value)} if isinstance(form, list) else value
     fields = {"*": form[0]} if isinstance(form, list) else form if isinstance(form, dict) else {}
     for name, part in (dict.fromkeys(items, fields["*"]) if "*" in fields else fields).items():
         item = items.get(name.removesuffix("?"))
         if item is not None or not name.endswith("?"):
-            check_form(item, part, file, f"{key}.{name}".strip(".?"))
+            check_form(item, part, place, f"{key}.{name}".strip(".?"))
 
 
 def cause(error: Exception) -> str:

@@ -62,7 +62,7 @@ def bench_pretraining(
     })
     corruption = _corruption(objective, placed, t.seed)
     sides = [side for side in (ours, peer, corruption) if side]
-    with recorded_choices() as kernels:  # told before minutes of compilation
+    with recorded_choices() as kernels:  # named before minutes of compilation
         program.train_step.trace(state, placed, program.constants)
     if kernels():
         report(f"Attention: {kernels()}.")

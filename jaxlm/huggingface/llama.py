@@ -167,7 +167,7 @@ def _family(kind: type[LlamaEncoder], own: Fields, **defaults: int) -> Family:
         found = read_model(source, own, **defaults)
         if kind is Qwen3:  # whose layers all attend to all tokens before
             source.require(use_sliding_window=False, layer_types=["full_attention"] * found["num_layers"])
-        if "window" in found and source.config.get("sliding_window", 0) is None:  # attention to all tokens
+        if kind is Mistral and source.config.get("sliding_window", 4096) is None:  # null: attention to all tokens
             found["window"] = None
         return objective_of(source, kind(**found))
 

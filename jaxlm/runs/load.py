@@ -78,7 +78,7 @@ def load_run(path: str | os.PathLike[str], mesh: Sizes = None) -> PretrainedMode
     tokenizer = find_tokenizer(Resolved(experiment), run)
     vocabulary = dataclasses.replace(tokenizer.vocabulary, preserve_rows=run.is_imported)
     objective = experiment.objective
-    # The attention kernel was chosen for the machine that trained the model.
+    # The attention kernel is an option of training.
     objective = dataclasses.replace(objective, model=objective.model.with_execution(attention="auto"))
     if run.is_imported:
         objective = objective.bind_unchecked(vocabulary, load=load_model)

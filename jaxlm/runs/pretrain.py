@@ -138,7 +138,8 @@ def _train(session: Session, mesh: Mesh, report: Report, stack: contextlib.ExitS
         more = "steps" if after_step >= t.steps else "patience"
         report(f"Finished: {after_step:,} steps are done; raise --train.{more} to train longer. Run: {run.path}")
         return Trained(session, program, state, last_evaluation(run.path)[1], metadata)
-    remarks = [] if after_step else _order_remarks(experiment, session.pretrained)
+    is_new = experiment.command == "pretrain" and not after_step
+    remarks = _order_remarks(experiment, session.pretrained) if is_new else []
     for line in [*resume.schedule_remarks(run, experiment), *remarks, "Compiling the step; its first figures follow."]:
         report(line)
 
@@ -170,7 +171,7 @@ def _description(program: Program, experiment: Experiment) -> str:
 
 
 def _order_remarks(experiment: Experiment, pretrained: PretrainedModel | None) -> list[str]:
-    """Return a sentence if a new run goes on from another one, on its text, which it reads from the beginning."""
+    """Return a remark if a new run reads the text of the run that it began from again, in the same order."""
     theirs = RunFolder.read(pretrained.path).experiment if pretrained is not None and pretrained.step else None
     if theirs is None or (theirs.data.source, theirs.data.length, theirs.train.seed) != (
             experiment.data.source, experiment.data.length, experiment.train.seed):

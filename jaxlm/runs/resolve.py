@@ -79,8 +79,10 @@ def resolve(
                 f"--init-from {init_from} has a tokenizer of its own, which its weights belong to; leave out "
                 f"--data.tokenizer {tokenizer}."
             )
-        for _, new in () if experiment.train.decay_steps else _changes(unchanged, experiment):
-            if new.name in OF_VOCABULARY:
+        is_decay = experiment.train.decay_steps and pretrained.step
+        theirs = RunFolder.read(pretrained.path).experiment.data if is_decay else None
+        for _, new in _changes(unchanged, experiment):
+            if new.name in OF_VOCABULARY and getattr(theirs, new.name.removeprefix("data."), None) != new.value:
                 raise UserError(f"--init-from {init_from} has a tokenizer of its own; leave out {_flag(new)}.")
     t = experiment.train
     if t.steps is None and not t.phases and (is_run or not t.epochs):  # `jaxlm.runs.session` computes them
@@ -109,9 +111,9 @@ def _with_decay(experiment: Experiment, pretrained: PretrainedModel | None) -> E
         old, new = getattr(theirs, field.name), getattr(optimizer, field.name)
         if old != new and not field.name.startswith(free):
             raise UserError(f"{pretrained.path} was trained with optimizer.{field.name} {old}; its decay needs it too.")
-    free_too = ("optimizer", "train.decay_steps", *OF_VOCABULARY)  # which comes from the checkpoint
+    ignored = ("optimizer", "train.decay_steps", *OF_VOCABULARY)  # the vocabulary is the checkpoint's
     if changed := differences(*(
-        flatten(each, lambda s: s.decides_result() and not s.name.startswith(free_too))
+        flatten(each, lambda s: s.decides_result() and not s.name.startswith(ignored))
         for each in (run.experiment, experiment)
     )):
         log(f"the decay of {pretrained.path} changes {'; '.join(changed)}; give that run's flags if that is not meant.")

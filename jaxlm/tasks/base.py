@@ -145,7 +145,7 @@ class Task(Objective):
         Raises:
             UserError: The model cannot do the task.
         """
-        # The attention kernel was chosen for the machine that trained.
+        # The attention kernel is an option of training.
         model = source.objective.model.text_model.with_execution(attention="auto")
         task = dataclasses.replace(self, model=model)
         assert task.fine_tuning

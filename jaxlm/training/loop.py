@@ -161,7 +161,7 @@ def run_step(program: Program, state: TrainState, batches: Iterator[Any], log: S
     if compiled not in log.compiled_steps:
         log.compiled_steps.add(compiled)
         with clock.during("compilation"):
-            with recorded_choices() as kernels:  # told before minutes of compilation
+            with recorded_choices() as kernels:  # named before minutes of compilation
                 train_step.trace(state, batch, program.constants)
             if kernels():
                 log.progress.note(f"Attention: {kernels()}.")

@@ -249,7 +249,7 @@ def test_other_families_and_other_folders(copy):
 
 
 @pytest.mark.parametrize(("file", "path", "value", "message"), [
-    ("config.json", "architectures", 7, "config.json: architectures is 7; it must be a list, so mend the file"),
+    ("config.json", "architectures", 7, "config.json: architectures is 7; it must be a list; mend it"),
     ("config.json", "architectures", [None], "config.json: architectures.0 is missing; it must be text"),
     ("config.json", "vocab_size", float("nan"), "config.json: vocab_size is nan; it must be a number like 30522"),
     ("config.json", "type_vocab_size", 0, "config.json cannot be read (type_vocab_size is 0"),

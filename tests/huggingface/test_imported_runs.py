@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ from tests.training.support import write_text
 
 ROWS = len(VOCAB) + 300
 TRAINING = ["--train.steps", "1", "--train.batch-size", "4", "--train.tracker", "none", "--data.held-out", "0.1"]
+
+TOKENIZER_FILES = "tokenizer_config.json", "tokenizer.json"
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +107,11 @@ def test_models_without_an_output_head_do_not_answer(kept, mask, lacks, tmp_path
             vocab_size=len(VOCAB), d_model=16, d_kv=4, d_ff=24, num_layers=1, num_heads=4, tie_word_embeddings=False
         )
         folder = save_torch(transformers.T5Model(config), tmp_path / "hf", vocab_file)
+        # A T5 reads a text as $A </s>.
+        settings, tokenizer = (json.loads((folder / name).read_text()) for name in TOKENIZER_FILES)
+        del tokenizer["post_processor"]["single"][0], tokenizer["post_processor"]["pair"][0]
+        for name, content in zip(TOKENIZER_FILES, (settings | {"eos_token": "[SEP]"}, tokenizer), strict=True):
+            (folder / name).write_text(json.dumps(content))
     run = tmp_path / "run"
     assert main(["import", str(folder), str(run)]) == 0
     assert "initialized afresh" in capsys.readouterr().out

@@ -42,7 +42,7 @@ MISTAKES = {
     "no tags": (TagRows(), "x.jsonl", '{"tokens": ["a"]}', "no column 'ner_tags'.*--data.tags-field, .*tag-column 0"),
     "answers": (AnswerRows(form="coqa"), "x.json", {"additional_answers": {"0": []}}, "x.json cannot be read"),
     "input": (AnswerRows(form="coqa"), "x.json", {"answers": [TURN | {"input_text": None}]},
-              "story s, turn 1: answers.input_text is missing; it must be text, so mend"),
+              "story s, turn 1: answers.input_text is missing; it must be text; mend"),
     "span": (AnswerRows(form="coqa"), "x.json", {"answers": [TURN | {"span_text": []}]},
              "story s, turn 1: answers.span_text is \\[\\]; it must be text"),
 }

@@ -98,8 +98,8 @@ def test_a_mean_holds_its_sum_and_one_checkpoint():
 def test_decay_from_a_checkpoint(preset, averaged, tmp_path, capsys):
     common = ["pretrain", str(preset), *STABLE, "--optimizer.average", "0.4"]
     branch, whole = tmp_path / "branch", tmp_path / "whole"
-    start = [*common, "--init-from", f"{averaged}@4", "--train.decay-steps", "3", "--run-dir", str(branch),
-             "--data.vocab-size", "90"]  # of the vocabulary that a new run would train
+    start = [*common, "--init-from", f"{averaged}@4", "--train.decay-steps", "3", "--run-dir", str(branch)]
+    assert "leave out --data.vocab-size" in refused(capsys, *start, "--data.vocab-size", "90")
     assert stopped_after(6, start) != 0
     said = capsys.readouterr()
     assert f"Going on from step 4 of {averaged}@4" in said.out and "changes" not in said.err

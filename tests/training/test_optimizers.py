@@ -28,6 +28,7 @@ from jaxlm.models.reformer import Reformer
 from jaxlm.models.t5 import T5
 from jaxlm.models.xlnet import Xlnet
 from jaxlm.objectives.bidirectional_lm import BidirectionalLM
+from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.objectives.permutation_lm import PermutationLM
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.parallel.rules import is_stacked
@@ -273,6 +274,10 @@ def test_muon_is_refused_for_a_model_without_such_kernels():
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
     with pytest.raises(UserError, match=r"optimizer.name muon is for .* stacked layers, of which Elmo trains"):
         Program(objective, TrainConfig(steps=1, batch_size=2), OptimizerConfig(name="muon"), mesh)
+    bert = MaskedLM(Bert(vocab_size=300, hidden_size=8, num_layers=1, num_heads=2, intermediate_size=8))
+    with pytest.raises(UserError, match="of which Bert trains none"):
+        Program(bert.bind(Vocabulary.stand_in(300), 16), TrainConfig(steps=1, batch_size=2),
+                OptimizerConfig(name="muon", freeze=("encoder/*",)), mesh)
 
 
 def test_adamw_is_torchs_without_decay_on_biases_and_norms():

@@ -33,8 +33,8 @@ def dense_product(x: Float[Array, "*batch a"], kernel: Float[Array, "a b"]) -> F
     """Return x @ kernel, whose kernel gradient is xᵀ gradient.
 
     jax computes that gradient as (gradientᵀ x)ᵀ. XLA's CPU compiler then transposes the gradient and recomputes the
-    derivative of a gated activation in that layout, which takes a fifth of T5's step; in bfloat16 it also loses 1.5 to
-    4 % of the sum (0.2 % in this order).
+    derivative of a gated activation in that layout, which takes a fifth of T5's step; in bfloat16 its error there is
+    1.5 to 4 % (0.2 % in this order).
     """
     return x @ kernel
 
@@ -54,8 +54,8 @@ dense_product.defvjp(lambda x, kernel: (x @ kernel, (x, kernel)), _product_backw
 def add_bias(y: Float[Array, "*shape"], bias: Float[Array, "*features"]) -> Float[Array, "*shape"]:
     """Return y + bias in the type of y, which a GPU's matrix product adds; the gradient of bias is a float32 sum.
 
-    `bias` has the last axes of y. jax sums it in the type of y: in bfloat16 a sum stops growing at some 256 times an
-    addend, on CPUs and, in two stages, on Hopper GPUs.
+    `bias` has the last axes of y. jax sums it in the type of y: in bfloat16 a sum of equal values stops at 256 of
+    them on a CPU, and loses some percent of many rows on Hopper GPUs.
     """
     return y + bias.astype(y.dtype)
 

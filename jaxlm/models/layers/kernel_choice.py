@@ -78,7 +78,7 @@ def recorded_choices() -> Iterator[Callable[[], str]]:
 
 
 def choose_kernel(implementation: str, what: Attention) -> str:
-    """Return the kernel of `attend` on the platform of the traced program; "xla" may be asked for."""
+    """Return the kernel of `attend` on the platform of the traced program; "xla" for scores in memory if asked for."""
     platform, kernel, reason = target_platform(), "xla", ""
     # The TPU's kernels skip what is beyond the band, and so does cuDNN's window, which is causal.
     in_blocks = platform != "tpu" and implementation != "xla" and what.mask is None and what.bias is None

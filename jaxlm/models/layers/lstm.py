@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxlm.models.layers.dense import add_bias
+from jaxlm.models.layers.dense import add_bias, dense_product
 from jaxlm.types import Params
 
 
@@ -48,7 +48,7 @@ def run_lstm(
     kernel, width = params["kernel"].astype(x.dtype), x.shape[-1]
     projection = params["projection"]["kernel"].astype(x.dtype)
     # The inputs' part of the gates is one product for all tokens.
-    gates = add_bias(x @ kernel[:width], params["bias"])
+    gates = add_bias(dense_product(x, kernel[:width]), params["bias"])
 
     def clipped(value: jax.Array) -> jax.Array:
         return jnp.clip(value, -clip, clip) if clip else value
