@@ -54,7 +54,7 @@ def filler():
 
 @pytest.mark.parametrize("kind", [Bert, Electra, DebertaV3])
 def test_a_text_has_its_special_tokens(kind):
-    objective = MaskedLM(kind()) if kind is Bert else ReplacedTokens(kind())
+    objective = MaskedLM(kind()) if kind is Bert else ReplacedTokens(kind(), two_segments=kind is Electra)
     v, row = NumberTokenizer.vocabulary, module.masked_row(objective, NumberTokenizer(), "110 <mask>")
     assert row == [v.cls, 110, v.mask, v.sep]
 
