@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import fnmatch
-import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxlm.errors import UserError
 from jaxlm.types import Params
@@ -22,10 +20,22 @@ VOCABULARY_AXES: Mapping[str, int] = {
 }
 """Last two names of a parameter's path → its vocabulary axis. The bias without a parent is XLNet's."""
 
-leaves = functools.partial(flatten_dict, sep="/")
-"""Function that returns {path "a/b/c": leaf} of a nested dict."""
-nest = functools.partial(unflatten_dict, sep="/")
-"""The inverse of `leaves`."""
+
+def leaves(tree: Params) -> dict[str, Any]:
+    """Return {path "a/b/c": leaf} of a nested dict."""
+    return {path_string(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def nest(found: Mapping[str, Any]) -> Params:
+    """Return the nested dict with these `leaves`."""
+    tree: dict[str, Any] = {}
+    for path, leaf in found.items():
+        *parents, name = path.split("/")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[name] = leaf
+    return tree
 
 
 def get(tree: Params, path: str) -> Any:

@@ -314,16 +314,8 @@ def make_train_step(
             decay = jnp.minimum(program.average, (1 + state.step) / (10 + state.step))
             average = optax.incremental_update(params, state.average, 1 - decay)
         new = TrainState(state.step + 1, params, opt_state, memory, average)
-        # The host counts the skipped steps (see `StepLog`). optax.apply_if_finite has its counts in the optimizer's
-        # state, so that no run could be resumed with another limit.
         if t.skip_nonfinite:
-            finite = jnp.isfinite(terms["loss"].total) & jnp.isfinite(terms["grad_norm"].total)
-            is_whole = jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(memory)]))
-            reset = jax.tree.map(
-                lambda leaf, fresh: jnp.where(is_whole, leaf, fresh), memory, objective.initial_memory(t.batch_size)
-            )
-            kept = state._replace(step=state.step + 1, memory=reset)
-            new = jax.tree.map(lambda updated, old: jnp.where(finite, updated, old), new, kept)
+            new = _if_finite(new, state, terms, objective.initial_memory(t.batch_size))
         return new, terms
 
     return jax.jit(
@@ -333,6 +325,19 @@ def make_train_step(
         donate_argnums=0,
         compiler_options=program.compiler_options,
     )
+
+
+def _if_finite(new: TrainState, old: TrainState, terms: Terms, fresh_memory: Memory) -> TrainState:
+    """Return `new` if loss and gradients are finite, else `old` after a skipped step.
+
+    Its memory is the new one if that is finite, else fresh. The host counts the skipped steps (see `StepLog`):
+    optax.apply_if_finite has its counts in the optimizer's state, so that no run could be resumed with another limit.
+    """
+    finite = jnp.isfinite(terms["loss"].total) & jnp.isfinite(terms["grad_norm"].total)
+    is_whole = jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(new.memory)]))
+    memory = jax.tree.map(lambda leaf, fresh: jnp.where(is_whole, leaf, fresh), new.memory, fresh_memory)
+    kept = old._replace(step=new.step, memory=memory)
+    return jax.tree.map(lambda updated, kept: jnp.where(finite, updated, kept), new, kept)
 
 
 def keep_unused(new: tuple[Params, Any], old: tuple[Params, Any], unused_params: Sequence[str]) -> tuple[Params, Any]:
