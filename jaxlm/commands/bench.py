@@ -1,6 +1,6 @@
 """Time the train step on this machine: tokens per second, MFU and the share of the corruption.
 
-jaxlm bench CONFIG [--peer huggingface] [--steps N] [--generate N] [--phase N] [--json] [--any.field VALUE …]
+jaxlm bench CONFIG [--peer huggingface] [--steps N | --generate N] [--phase N] [--json] [--any.field VALUE …]
 jaxlm bench TASK --init-from RUN_OR_HF_DIR [--as-text] [--peer huggingface] [--any.field VALUE …]
 
 The text is synthetic; if a flag names the data, such as --data.source, the vocabulary is the one that pretraining
@@ -38,6 +38,8 @@ def main(arguments: list[str]) -> int:
     options, flags = parse_options(parser, arguments)
     if options.steps is not None and options.steps < 1:
         raise UserError(f"--steps is {options.steps}; it must be at least 1.")
+    if options.steps and options.generate is not None:
+        raise UserError("--steps are those of training; leave it out beside --generate.")
     if options.peer:  # jax would otherwise reserve most of a GPU's memory
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     resolved = resolve_config(parser, options, flags)

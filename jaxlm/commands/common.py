@@ -69,7 +69,8 @@ def vector_options(parser: argparse.ArgumentParser) -> None:
         "cls: vector of the summary token; mean: mean over all tokens; last: vector of the last token; by default as a "
         "folder of sentence-transformers says, else mean"))
     parser.add_argument("--length", type=count, default=None, help=(
-        "longest text in tokens, the rest is cut; by default as in training for vectors, else at most 512"))
+        "longest text in tokens, the rest is cut; by default as in training, at most 512 of a folder whose vectors "
+        "were not trained"))
     parser.add_argument("--prompt", default=None, help=(
         "text before each text, such as 'query: '; by default that of the model"))
 

@@ -5,7 +5,14 @@ jaxlm export RUN OUT
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from jaxlm.commands.common import Parser, start_jax
+from jaxlm.errors import UserError
+
+if TYPE_CHECKING:
+    from jaxlm.objectives.pretrained import PretrainedModel
+    from jaxlm.types import Vectors
 
 
 def main(arguments: list[str]) -> None:
@@ -25,7 +32,6 @@ def main(arguments: list[str]) -> None:
     from jaxlm.runs.folder import RunFolder
     from jaxlm.runs.load import load_run
     from jaxlm.training.metrics import last_evaluation
-    from jaxlm.types import Vectors
 
     model, run = load_run(options.run), RunFolder.read(options.run)
     step, vocabulary, experiment, metadata = model.step, model.tokenizer.vocabulary, run.experiment, run.metadata
@@ -49,17 +55,13 @@ def main(arguments: list[str]) -> None:
         },
         metrics={f"eval_{name}": value for name, value in evaluation.items()},
     )
-    is_encoder = not model.objective.scores_rows and model.objective.answer_kind != "text"
-    vectors = None if model.objective.scores_rows else model.settings.vectors  # a task has unlearnt them
-    pooling = options.sentence_transformers or (vectors.pooling if vectors else "mean" if is_encoder else "none")
-    vectors = vectors or Vectors("mean", model.length, False)
-    vectors = vectors._replace(pooling=pooling, normalize=options.normalize or vectors.normalize)
+    vectors = _vectors(model, options.sentence_transformers, options.normalize)
     fields = experiment.data.format_fields() if model.objective.scores_rows else ()
     rows = {f.name: value for f in fields if (value := getattr(experiment.data, f.name)) != f.default}
     params = to_host(model.params)  # a collective: every process has shards
     out = main_first(lambda: export_folder(
         options.out, model.objective, params, model.tokenizer, card, max_length=model.length,
-        vectors=None if pooling == "none" else vectors, stop_ids=model.settings.stop_ids,
+        vectors=vectors, stop_ids=model.settings.stop_ids,
         sampling=model.settings.sampling, settings={"fresh": model.fresh, "rows": rows}, step=step,
     ), "write the folder", everywhere=False)
     name = model.objective.primary_metric
@@ -70,3 +72,21 @@ def main(arguments: list[str]) -> None:
     if out:
         print(f"Wrote {what}{loss} to {out}; its README.md says how it is loaded.")
 
+
+def _vectors(model: PretrainedModel, pooling: str | None, normalize: bool) -> Vectors | None:
+    """Return the settings of the folder's vectors, None for none; raise UserError for flags that change nothing."""
+    from jaxlm.huggingface.families import writer_of
+    from jaxlm.types import Vectors
+
+    objective = model.objective
+    trained = None if objective.scores_rows else model.settings.vectors  # a task has unlearnt them
+    is_own_kind = writer_of(objective) or (trained and trained.similarity == "maxsim")
+    if is_own_kind and (pooling not in (None, "none") or normalize):
+        raise UserError(f"{model.path} has vectors of its own kind; leave out --sentence-transformers and --normalize.")
+    is_encoder = not objective.scores_rows and objective.answer_kind != "text"
+    pooling = pooling or (trained.pooling if trained else "mean" if is_encoder else "none")
+    if pooling == "none" and normalize:
+        raise UserError("--normalize is for vectors, which this folder does not get; choose their pooling with "
+                        "--sentence-transformers.")
+    found = trained or Vectors("mean", model.vector_length, False)
+    return None if pooling == "none" else found._replace(pooling=pooling, normalize=normalize or found.normalize)

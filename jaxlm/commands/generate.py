@@ -42,10 +42,10 @@ def main(arguments: list[str]) -> None:
     is_terminal = sys.stdout.isatty()
     # A continuation follows its prompt, which is bold in a terminal; an answer has a line of its own.
     shown = [f"\033[1m{prompt}\033[0m" if is_terminal else prompt for prompt in prompts]
-    if loaded.objective.model.writes_answers:
-        shown = [f"{prompt}\n" for prompt in shown]
     if denoises := loaded.objective.denoises:  # the answers contain the prompts
         shown = [""] * len(prompts)
+    elif loaded.objective.scores_rows or loaded.objective.model.has_encoder:
+        shown = [f"{prompt}\n" for prompt in shown]
     is_main = jax.process_index() == 0
     # Of several processes all must take the same steps, and their terminals may differ.
     is_single = len(prompts) == 1 and options.beams == 1 and jax.process_count() == 1

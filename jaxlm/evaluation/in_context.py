@@ -17,7 +17,6 @@ from jaxlm.evaluation.prompts import METRICS, PromptRow, PromptTask, read_exampl
 from jaxlm.inference.score import Score, prompt_of, window
 from jaxlm.inference.text import fit_prompts
 from jaxlm.parallel.hosts import check_main_output, together
-from jaxlm.paths import any_path
 from jaxlm.runs.model import TrainedModel, load_trained
 from jaxlm.tasks import metrics
 from jaxlm.tasks.evaluate import write_predictions
@@ -46,25 +45,21 @@ def run(
     unknown = summarize_unknown(tokenizer, [(tokenizer.encode_arrays([text])[0], [text]) for text in prompts])
     if unknown and jax.process_index() == 0:
         print(unknown)
-    is_run = (any_path(model_path) / "checkpoints").is_dir()
-    rows, found, settings = evaluate(loaded, task, examples, is_run)
+    rows, found, settings = evaluate(loaded, task, examples)
     write_predictions(predictions, ({"id": example.id} | row for example, row in zip(examples, rows, strict=True)))
     return {"task": task.task, "metrics": found, "examples": len(examples)} | settings
 
 
-def evaluate(loaded: TrainedModel, task: PromptTask, examples: Sequence[PromptRow], is_run: bool = False) -> Result:
-    """Return the result of a task.
-
-    A run tells the objective of its pretraining, a Transformers folder does not (`is_run`).
-    """
+def evaluate(loaded: TrainedModel, task: PromptTask, examples: Sequence[PromptRow]) -> Result:
+    """Return the result of a task."""
     function, answer_kinds, models = _KINDS[task.kind]
     metrics.require_packages(task.metrics)
     objective = loaded.objective
     if objective.answer_kind not in answer_kinds:
         raise UserError(f"{type(objective).__name__} cannot do a task of the kind {task.kind}; use {models}.")
     sentinel = task.sentinel
-    if sentinel is None:
-        sentinel = is_run and getattr(objective, "task", "") == "spans"
+    if sentinel is None:  # a run tells the objective of its pretraining, a Transformers folder does not
+        sentinel = loaded.step > 0 and getattr(objective, "task", "") == "spans"
     return function(loaded, task, examples, sentinel)
 
 

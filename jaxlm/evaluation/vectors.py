@@ -67,6 +67,8 @@ def evaluate(
     check_main_output(predictions, "--predictions", inputs=(path,))
     encode = functools.partial(_encode_distinct, encode, is_cosine)
     if Path(path).is_dir():
+        if columns:
+            raise UserError(f"--columns is for a file, and {path} is a folder; leave it out.")
         found = _retrieval(encode, together(lambda: _read_folder(Path(path)), "all to read the texts"), limit)
     else:
         names = list(columns) or _columns(path)

@@ -77,7 +77,7 @@ def export_folder(
         params: parameters.
         tokenizer: tokenizer of the model.
         card: rows of README.md.
-        max_length: longest text, with special tokens, for the tokenizer; by default that of `vectors` or the model.
+        max_length: longest text, with special tokens, for the tokenizer; by default that of `vectors` or of the model.
         vectors: if given, the folder is also one of sentence-transformers.
         stop_ids: tokens that end a generated text; by default the end token.
         sampling: further fields of generation_config.json; not for a task, whose answers are those of its evaluation.
@@ -103,7 +103,7 @@ def export_folder(
     template = _template(objective)
     exported, private = _exported_paths(objective, template, models)
     most = objective.model.max_length
-    length = (vectors and vectors.length) or max_length or most or RELATIVE_LENGTH
+    length = max_length or (vectors and vectors.length) or most or RELATIVE_LENGTH
     length = min(length, most or length)
     generation = {} if isinstance(objective, TextToText) else dict(sampling)
     if stop_ids:
@@ -112,7 +112,7 @@ def export_folder(
         for model in models:
             _write_model(temporary / model.folder, model, objective, params, tokenizer, length, generation, settings)
         if vectors is not None:
-            write_vectors(temporary, objective, vectors._replace(length=length), params)
+            write_vectors(temporary, objective, vectors._replace(length=min(vectors.length or length, length)), params)
         if isinstance(objective, Rerank) and objective.query_prompt:
             write_reranker(temporary, objective.query_prompt)
         written = vectors and vectors.similarity == "maxsim"  # the projection, as a module of sentence-transformers
@@ -299,7 +299,7 @@ def _check_template(folder: Path, objective: Objective, tokenizer: Tokenizer) ->
     Decoders follow their tokenizer; the class of another encoder's tokenizer has rules of its own.
     """
     v, model = tokenizer.vocabulary, objective.model.text_model
-    found = templates(folder) if getattr(model, "has_encoder", False) or read_class(folder) in GENERIC else None
+    found = templates(folder) if model.has_encoder or read_class(folder) in GENERIC else None
     if found is None or model.is_causal or model.template.is_default:
         return
     around, ours = ([name if name == "$A" else tokenizer.pieces([symbol_id(v, name)])[0] for name, _ in parts(text)]

@@ -119,6 +119,9 @@ class Model:
     vocab_multiple: ClassVar[int] = 1
     """The number of rows of the word embedding is rounded up to a multiple of this."""
 
+    has_encoder: ClassVar[bool] = False
+    """Whether an encoder reads the prompt and a decoder generates the text."""
+
     plan_depths: ClassVar[tuple[int, int]] = (2, 4)
     """Numbers of layers from which `jaxlm plan --extrapolate` extrapolates: even, since GPT-3's layers alternate."""
 
@@ -273,9 +276,6 @@ class TokenPredictor(Model):
 
 class Writer(TokenPredictor):
     """Model that generates text token by token."""
-
-    has_encoder: ClassVar[bool] = False
-    """Whether an encoder reads the prompt and a decoder generates the text."""
 
     @property
     def writes_answers(self) -> bool:

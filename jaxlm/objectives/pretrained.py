@@ -44,6 +44,12 @@ class PretrainedModel:
     settings: FolderSettings = FolderSettings()
     """Further settings, those of its training and of the Transformers folder that it began from."""
 
+    @property
+    def vector_length(self) -> int:
+        """Tokens of a text whose vector was not trained: as in a run's rows; of a folder, or a stream, at most 512."""
+        is_row = self.step and self.length and not self.objective.row_format(self.length).stride
+        return self.length if is_row else min(self.length or 512, 512)
+
     def in_direction(self, is_causal: bool) -> PretrainedModel:
         """Return the model with causal or with bidirectional attention, if it has both, and say what changes.
 

@@ -54,10 +54,7 @@ class TrainedModel(PretrainedModel):
         found = self.settings.vectors
         if found is None and self.path:
             read(Path(hub.local(self.path)))  # refuses those of a folder that could not be kept
-        length = self.length
-        if self.step and self.objective.row_format(length).stride:  # rows are parts of texts
-            length = None
-        return found or Vectors("mean", length if self.step or not length else min(length, 512), False)
+        return found or Vectors("mean", self.vector_length, False)
 
     def encode(
         self, texts: Sequence[str], pooling: Pooling | None = None, length: int | None = None,

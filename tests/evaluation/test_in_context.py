@@ -190,10 +190,10 @@ def test_a_t5_pretrained_on_spans_continues_a_sentinel(t5, prompt_file, monkeypa
     monkeypatch.setattr(
         generate, "prepare_prompts", lambda _, prompts, new: seen.extend(prompts) or [[*p, v.eos] for p in prompts]
     )
-    for is_run in (True, False):
+    for step in (5, 0):  # of a run, and of a Transformers folder or an import that is not trained
         seen.clear()
-        evaluate(TrainedModel(**vars(ours)), task, examples, is_run)
-        assert {prompt[-1] == v.sentinel for prompt in seen} == {is_run}
+        evaluate(TrainedModel(**vars(ours) | {"step": step}), task, examples)
+        assert {prompt[-1] == v.sentinel for prompt in seen} == {step > 0}
 
 
 def test_the_last_word(gpt2, prompt_file, tmp_path, monkeypatch):
