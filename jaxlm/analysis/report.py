@@ -82,7 +82,7 @@ def _time_lines(plan: Plan) -> list[str]:
     flops_seconds = plan.flops_per_step / plan.devices / plan.peak_flops_per_chip
     lines += [
         f"Assumed: {e.method} ({si(plan.peak_flops_per_chip)}FLOP/s and {si(plan.bandwidth_per_chip)}B/s). A GPU "
-        f"executes {si(e.executed_flops)}FLOPs and moves {gib(e.bytes_accessed)}. An H100 took up to 9 % longer."
+        f"executes {si(e.executed_flops)}FLOPs and moves {gib(e.bytes_accessed)}. An H100 took up to 10 % longer."
     ] if e.is_roofline else [
         f"Estimated by {e.method}, without collectives: {e.seconds * 1e3:,.2f} ms a step, MFU "
         f"{plan.mfu(e.seconds):.1%} of {si(plan.peak_flops_per_chip)}FLOP/s "

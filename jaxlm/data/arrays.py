@@ -368,7 +368,7 @@ def damaged(path: str, what: str | Exception) -> UserError:
     if isinstance(what, PermissionError) or getattr(what, "errno", None) in _SYSTEM_ERRNOS:
         return UserError(f"{path} cannot be read ({cause(what)}), but may be whole; fix the cause and run again.")
     folder = os.path.dirname(path)
-    if os.path.basename(folder) in SPLITS:
+    if os.path.basename(folder) in SPLITS or os.path.basename(path) == "repeats":  # a mask is made with the others
         folder = os.path.dirname(folder)
     root, room = os.path.split(os.path.dirname(folder))
     if in_bucket(path) and room == "shards":  # a finished store in a bucket is believed to have its shards

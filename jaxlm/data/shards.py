@@ -123,7 +123,7 @@ class _ShardWriter:
         if self._cut is None or not 0 <= self._cut - self._bytes < len(data):
             return [(piece.text, piece.last, piece.mentions)]
         before = len(data[: self._cut - self._bytes].decode(errors="ignore"))
-        space = _space.search(piece.text, before)
+        space = _space.search(piece.text, before, len(piece.text.rstrip()))
         place = space.start() if space else before
         self._divided = len(self._arrays["hashes"]) + 1
         head, tail = piece.text[:place], piece.text[place:]

@@ -200,7 +200,8 @@ def write_index(folder: epath.Path, text: SplitText) -> tuple[dict[str, dict[str
         (hex) of which documents are left out, "" for none.
     """
     writers = [_SplitWriter(folder / name) for name in SPLITS]
-    left_out, place, total = hashlib.sha256(), 0, np.zeros(text.shards[0].facts["vocabulary"], np.int64)
+    left_out, bits = hashlib.sha256(), np.zeros(0, bool)  # bits that do not fill a byte yet, whatever the shards
+    place, total = 0, np.zeros(text.shards[0].facts["vocabulary"], np.int64)
 
     def read(number: int) -> tuple[np.ndarray, ...]:
         shard = text.shards[number]
@@ -210,12 +211,15 @@ def write_index(folder: epath.Path, text: SplitText) -> tuple[dict[str, dict[str
 
     found = at_once(read, range(len(text.shards)))
     for shard, (splits, sizes, sentences, ends, counts) in zip(text.shards, found, strict=True):
-        left_out.update(np.packbits(splits == LEFT_OUT).tobytes())
+        bits = np.concatenate([bits, splits == LEFT_OUT])
+        left_out.update(np.packbits(bits[: len(bits) // 8 * 8]).tobytes())
+        bits = bits[len(bits) // 8 * 8 :]
         unit_splits = np.repeat(splits, sentences)
         for split, writer in enumerate(writers):
             writer.add(place, ends, unit_splits == split, int(sizes[splits == split].sum()))
         place += shard.facts["tokens"]
         total += counts
+    left_out.update(np.packbits(bits).tobytes())
     facts = {name: writer.close() for name, writer in zip(SPLITS, writers, strict=True)}
     paths, sizes = zip(*((os.fspath(shard.path), shard.facts["tokens"]) for shard in text.shards), strict=True)
     for name in ("held_out", "left_out"):

@@ -215,13 +215,20 @@ def write_imported_run(
     `metadata` has `imported_from`, the Transformers folder, `fresh`, the parameters that it lacked, and its `settings`.
     """
     with hold(folder):
-        tokenizer.save(folder / "tokenizer")
-        checkpoints = Checkpoints(folder / "checkpoints")
-        checkpoints.save_params(params, metadata)
-        checkpoints.wait()
-        checkpoints.close()
-        write_metadata(folder, metadata)
-        write_json(folder / "config.json", to_json(experiment))
+        try:
+            tokenizer.save(folder / "tokenizer")
+            checkpoints = Checkpoints(folder / "checkpoints")
+            checkpoints.save_params(params, metadata)
+            checkpoints.wait()
+            checkpoints.close()
+            write_metadata(folder, metadata)
+            write_json(folder / "config.json", to_json(experiment))
+        except UserError:  # such as a full disk; the command takes an empty folder only
+            for part in (folder / "tokenizer", folder / "checkpoints"):
+                if part.exists():
+                    part.rmtree()
+            (folder / "data.json").unlink(missing_ok=True)
+            raise
 
 
 def write_json(path: epath.Path, value: Any) -> None:

@@ -35,6 +35,9 @@ from jaxlm.training.optimizers import make_schedule
 
 OF_VOCABULARY = ("data.vocab_size", "data.tokenizer_kind", "data.normalization")
 """Fields that say which vocabulary is trained, if none is given."""
+OF_DECAY = ("train.steps", "optimizer.schedule", "optimizer.decay_share", "optimizer.warmup_steps",
+            "optimizer.warmup_share")
+"""Fields that `train.decay_steps` sets."""
 
 
 def resolve(
@@ -84,19 +87,23 @@ def resolve(
         for _, new in _changes(unchanged, experiment):
             if new.name in OF_VOCABULARY and getattr(theirs, new.name.removeprefix("data."), None) != new.value:
                 raise UserError(f"--init-from {init_from} has a tokenizer of its own; leave out {_flag(new)}.")
+    elif (given := experiment.data.tokenizer) not in ("", "auto"):
+        for _, new in _changes(unchanged, experiment):
+            if new.name in OF_VOCABULARY:
+                raise UserError(f"--data.tokenizer {given} has a vocabulary already; leave out {_flag(new)}.")
     t = experiment.train
     if t.steps is None and not t.phases and (is_run or not t.epochs):  # `jaxlm.runs.session` computes them
         raise UserError("train.steps is None; give a number, train.phases, or for a new run train.epochs.")
     if experiment.train.decay_steps and (pretrained is not None or not is_run):
-        experiment = _with_decay(experiment, pretrained)
+        experiment = _with_decay(experiment, pretrained, [new for _, new in _changes(unchanged, experiment)])
     experiment.validate()
     if experiment.train.phases == old.phases and not is_run:
         _remark_on_phases(unchanged, experiment)
     return Resolved(experiment, pretrained)
 
 
-def _with_decay(experiment: Experiment, pretrained: PretrainedModel | None) -> Experiment:
-    """Return the configuration of a run of `train.decay_steps` after the checkpoint of another run."""
+def _with_decay(experiment: Experiment, pretrained: PretrainedModel | None, flags: Sequence[Setting]) -> Experiment:
+    """Return the configuration of a run of `train.decay_steps` after the checkpoint of another run, given `flags`."""
     t, optimizer, step = experiment.train, experiment.optimizer, pretrained.step if pretrained else 0
     run = RunFolder.read(pretrained.path) if step else NO_RUN
     if not step or len(run.named_steps) > 1:
@@ -106,6 +113,10 @@ def _with_decay(experiment: Experiment, pretrained: PretrainedModel | None) -> E
         raise UserError(
             "train.decay_steps is for pretraining with one schedule; leave it out, or give the decay as a last phase."
         )
+    of_run = {setting.name: setting.value for setting in settings(run.experiment)}
+    for flag in flags:  # those of the run itself are welcome
+        if flag.name in OF_DECAY and flag.value != of_run[flag.name]:
+            raise UserError(f"train.decay_steps decides {flag.name}, with the run before; leave out {_flag(flag)}.")
     theirs, free = run.experiment.optimizer, ("schedule", "decay_", "final_share", "warmup_")
     for field in dataclasses.fields(theirs):
         old, new = getattr(theirs, field.name), getattr(optimizer, field.name)

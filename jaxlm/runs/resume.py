@@ -110,8 +110,8 @@ def _check_decay(run: RunFolder, experiment: Experiment) -> None:
     t, before = experiment.train, run.experiment and run.experiment.train
     if run.saved_steps and t.decay_steps and t.steps != before.steps:
         raise UserError(
-            f"{run.path} decays from step {before.steps - before.decay_steps:,} on, and --init-from is now at step "
-            f"{t.steps - t.decay_steps:,}; resume it with `jaxlm pretrain {run.path}`."
+            f"{run.path} decays from step {before.steps - before.decay_steps:,} to {before.steps:,}, and now it would "
+            f"end at {t.steps:,}; resume it with `jaxlm pretrain {run.path}`, without --init-from and --train.steps."
         )
 
 

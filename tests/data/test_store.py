@@ -207,6 +207,12 @@ def test_copies_of_one_document_are_not_all_held_out(tmp_path):
     assert copies.train.documents > 400 and copies.held_out.documents >= 1
 
 
+def test_one_line_without_spaces_holds_out_its_end(tmp_path):
+    """The white space that ends it is no place to divide it."""
+    store = store_of(tmp_path / "s", ["字" * 30_000 + "\n"], held_out=0.1)
+    assert 0.09 < store.held_out.num_tokens / (store.train.num_tokens + store.held_out.num_tokens) < 0.11
+
+
 def test_held_out_documents_are_chosen_by_their_text(tmp_path):
     documents = texts(200)
     one = {tuple(d) for d in contents(store_of(tmp_path / "a", documents, held_out=0.1).held_out)}
@@ -245,6 +251,15 @@ def test_the_fingerprint_of_a_store_depends_on_text_tokenizer_and_settings(tmp_p
     others = [fingerprint(documents[1:], 0.1), fingerprint(documents[::-1], 0.1), fingerprint(documents, 0.2),
               fingerprint(documents, 0.1, Other()), fingerprint(documents, 0.1, sentences=True)]
     assert len({first, *others}) == 6
+
+    def without(marks, parts):  # duplicates
+        found = parts_of(whole(documents), parts)
+        removed = np.split(marks, np.cumsum([len(part.reader.given) for part in found])[:-1])
+        return build_store(tmp_path / str(next(stores)), [], None, 0.1, False, found, removed).fingerprint
+
+    thirds = np.arange(40) % 3 == 1
+    assert len({without(thirds, parts) for parts in (1, 3, 7)}) == 1
+    assert len({first, without(thirds, 1), without(np.arange(40) % 3 == 2, 1)}) == 3
 
 
 @settings(max_examples=15, deadline=None, derandomize=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import sentencepiece
@@ -35,6 +36,14 @@ def padded_bert(tmp_path, vocab_file, capsys) -> tuple[Path, Path]:
     assert main(["import", str(folder), str(run)]) == 0
     assert f"Its tokenizer has {len(VOCAB)} tokens for the model's {ROWS} rows" in capsys.readouterr().out
     return folder, run
+
+
+def test_an_import_on_a_full_disk_may_be_repeated(padded_bert, tmp_path, capsys, monkeypatch):
+    command = ["import", str(padded_bert[0]), str(tmp_path / "again")]
+    with monkeypatch.context() as patch:
+        patch.setattr("jaxlm.training.checkpoints.shutil.disk_usage", lambda _: SimpleNamespace(free=0))
+        assert main(command) == 2
+    assert "no space is left" in capsys.readouterr().err and main(command) == 0
 
 
 @pytest.mark.slow

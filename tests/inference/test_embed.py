@@ -13,6 +13,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from jaxlm.cli import main
+from jaxlm.commands.export import _vectors
 from jaxlm.errors import UserError
 from jaxlm.huggingface import ModelCard, export_folder, import_folder
 from jaxlm.huggingface.sentence_transformers import read
@@ -20,10 +21,13 @@ from jaxlm.inference.embed import embed
 from jaxlm.models.elmo import Elmo
 from jaxlm.models.word2vec import Word2Vec
 from jaxlm.objectives.bidirectional_lm import BidirectionalLM
+from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.masked_lm import MaskedLM
+from jaxlm.objectives.permutation_lm import PermutationLM
 from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.objectives.skip_gram import SkipGram
-from jaxlm.types import Vectors
+from jaxlm.runs.model import TrainedModel
+from jaxlm.types import FolderSettings, Vectors
 from tests.huggingface.conftest import tokenizer, vocab_file  # noqa: F401 - fixtures
 from tests.huggingface.support import minilm
 from tests.huggingface.test_tasks import MODELS, Bert, Gpt2, Xlnet
@@ -38,9 +42,6 @@ TEXTS = ["the tree", "ak", "bks the tree, lb as a tree then and then", "a " * 60
 ]))
 def test_sentence_transformers_gives_our_vectors(model, pooling, bpe, tmp_path):  # noqa: F811
     from sentence_transformers import SentenceTransformer
-
-    from jaxlm.objectives.causal_lm import CausalLM
-    from jaxlm.objectives.permutation_lm import PermutationLM
 
     kind = {Bert: MaskedLM, Gpt2: CausalLM, Xlnet: PermutationLM}[model]
     objective = kind(model=MODELS[model].for_vocabulary(bpe.vocabulary)).bind_unchecked(bpe.vocabulary)
@@ -57,7 +58,6 @@ def test_sentence_transformers_gives_our_vectors(model, pooling, bpe, tmp_path):
 
 def test_relative_positions_keep_the_length_of_training(bpe, tmp_path):  # noqa: F811
     from jaxlm.models.t5 import T5
-    from jaxlm.objectives.permutation_lm import PermutationLM
     from jaxlm.objectives.span_corruption import SpanCorruption
 
     t5 = T5(hidden_size=16, num_layers=1, num_heads=2, head_dim=8, intermediate_size=24)
@@ -70,6 +70,29 @@ def test_relative_positions_keep_the_length_of_training(bpe, tmp_path):  # noqa:
         assert AutoTokenizer.from_pretrained(out).model_max_length == read(out).length == wanted
         plain = export_folder(tmp_path / f"{name} text", objective, params, bpe, ModelCard(), max_length=1024)
         assert AutoTokenizer.from_pretrained(plain).model_max_length == import_folder(plain).length == wanted
+
+
+@pytest.mark.parametrize(("kind", "step", "length", "wanted"), [
+    ("bert", 0, 600, 512), ("bert", 0, 40, 40), ("bert", 5, 600, 600), ("bert", 5, None, 512), ("xlnet", 5, 600, 512),
+])
+def test_an_export_cuts_texts_where_embed_does(bpe, kind, step, length, wanted):  # noqa: F811
+    """A stream has no rows of whole texts."""
+    objective = MaskedLM(MODELS[Bert]) if kind == "bert" else PermutationLM(MODELS[Xlnet], memory_length=8)
+    objective = objective.bind_unchecked(bpe.vocabulary)
+    model = TrainedModel(objective, {}, bpe, step=step, length=length)
+    assert model.vectors == _vectors(model, "mean", False) == Vectors("mean", wanted, False)
+
+
+def test_flags_of_vectors_that_would_change_nothing(bpe):  # noqa: F811
+    model = PretrainedModel(CausalLM(MODELS[Gpt2]).bind_unchecked(bpe.vocabulary), {}, bpe)
+    assert _vectors(model, None, False) is None
+    with pytest.raises(UserError, match="choose their pooling"):
+        _vectors(model, None, True)
+    late = dataclasses.replace(model, settings=FolderSettings(Vectors("mean", 9, True, similarity="maxsim")))
+    assert _vectors(late, None, False).similarity == "maxsim"
+    for pooling, normalize in (("cls", False), (None, True)):
+        with pytest.raises(UserError, match="has vectors of its own kind"):
+            _vectors(late, pooling, normalize)
 
 
 @pytest.mark.slow

@@ -122,7 +122,7 @@ def test_decay_from_a_checkpoint(preset, averaged, tmp_path, capsys):
     source = shutil.copytree(averaged, tmp_path / "source")
     start = [*common, "--init-from", str(source), "--train.decay-steps", "2", "--run-dir", str(tmp_path / "later")]
     assert main(start) == 0 and main(["pretrain", str(source), "--train.steps", "9"]) == 0
-    assert "decays from step 8 on, and --init-from is now at step 9" in refused(capsys, *start)
+    assert "decays from step 8 to 10, and now it would end at 11;" in refused(capsys, *start)
 
 
 @pytest.mark.parametrize(("flags", "said"), [
@@ -132,6 +132,9 @@ def test_a_decay_with_other_values_is_told(preset, averaged, flags, said, capsys
     common = [*STABLE, "--optimizer.average", "0.4", "--train.decay-steps", "3"]
     resolve(str(preset), [*common, *flags], init_from=f"{averaged}@4")
     assert said in (told := capsys.readouterr().err) and ("the decay of" in told) == bool(said)
+    for name, value in (("optimizer.schedule", "cosine"), ("optimizer.decay-share", "0.5"), ("train.steps", "50")):
+        with pytest.raises(UserError, match=f"leave out --{name}"):
+            resolve(str(preset), [*common, f"--{name}", value], init_from=f"{averaged}@4")
 
 
 def test_the_last_checkpoints_are_those_of_training():
