@@ -307,7 +307,10 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        is_panic = type(error).__name__ == "PanicException"  # of a library in Rust, such as tokenizers
+        if not isinstance(error, Exception) and not is_panic:
+            raise
         if is_outage(error, path):
             raise outage(path, cause(error)) from error
         name = getattr(error, "filename", None) or path
@@ -316,7 +319,8 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
         if isinstance(error, OSError):
             raise UserError(f"{name} cannot be read ({cause(error)}); check its permissions.") from error
         hint, what = "is it whole, and what it should be?", cause(error)
-        if type(error) in (AttributeError, Exception, IndexError, KeyError, TypeError):  # their texts are about code
+        of_code = (AttributeError, Exception, IndexError, KeyError, TypeError)  # their texts are about code
+        if is_panic or type(error) in of_code:
             what = f"it lacks {error}" if type(error) is KeyError else "its form is unknown"
         if in_bucket(path):
             is_missing = isinstance(error, ImportError)

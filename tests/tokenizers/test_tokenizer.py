@@ -385,6 +385,7 @@ def test_missing_and_damaged_files(tmp_path, trained):
         "added.json": r"added\.json: added_tokens is 5; it must be a list",
         "deep.json": r"deep\.json cannot be read \(maximum recursion depth",
         "large.json": "it has the id 3,000,000,000",
+        "panic.json": r"panic\.json\) cannot be read \(its form is unknown\)",
         "odd.pkl": "not a known tokenizer file",
     }
     (tmp_path / "empty").mkdir()
@@ -397,6 +398,8 @@ def test_missing_and_damaged_files(tmp_path, trained):
     bpe = {"type": "BPE", "vocab": {"a": 3_000_000_000}, "merges": []}
     (tmp_path / "added.json").write_text(json.dumps({"model": bpe, "added_tokens": 5}))
     (tmp_path / "large.json").write_text(json.dumps({"model": bpe}))
+    panic = {"vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]], "continuing_subword_prefix": "##"}
+    (tmp_path / "panic.json").write_text(json.dumps({"model": bpe | panic}))
     (tmp_path / "deep.json").write_text("[" * 100_000)
     (tmp_path / "odd.pkl").write_bytes(pickle.dumps({}))
     for name, message in cases.items():
