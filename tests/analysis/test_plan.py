@@ -132,7 +132,7 @@ def test_the_module_is_written_and_several_topologies_are_one_table(capsys, tmp_
     printed = capsys.readouterr()
     assert "operation" in printed.out
     said = printed.err.splitlines()
-    assert [line.split()[0] for line in said] == ["Tracing", "Compiling", "Counting"]
+    assert [line.split()[0] for line in said] == ["Tracing", "Attention:", "Compiling", "Counting"]
     assert said[0] == "Tracing the step for v5e:2x2, mesh data 4, fsdp 1, tensor 1 …"
     assert parse(file.read_text()).entry and "estimated_cycles" in file.read_text()
     assert main(["plan", str(preset), "--topology", "v5e:1x1,v5e:16x16", "--json"]) == 0
