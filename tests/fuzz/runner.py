@@ -14,6 +14,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import jax
+
 import jaxlm
 from jaxlm.cli import main
 
@@ -41,6 +43,8 @@ class Fuzzer:
     def run(self, *arguments: object) -> None:
         """One command, as the console script runs it: its output takes UTF-8 only, and the system hands on bytes that
         are not UTF-8 as halves of surrogate pairs, and no NUL."""
+        if self.counts.total() % 50 == 49:  # programs of a thousand commands would reach the limit of the memory
+            jax.clear_caches()
         words = [os.fsdecode(str(a).encode("utf-8", "surrogatepass").replace(b"\0", b"")) for a in arguments]
         out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
         try:
