@@ -14,6 +14,7 @@ All of them write the same files, and a part that is done is not tokenized again
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -39,6 +40,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--init-from", default=None, metavar="RUN_OR_HF_DIR", help="take the tokenizer of this model")
     options, flags = parse_options(parser, arguments)
     shard, shards = _check(options, pipeline)
+    os.environ["JAX_PLATFORMS"] = "cpu"  # the devices may be another job's, or wait for other hosts
     resolved = resolve_config(parser, options, flags, start=False)
     from jaxlm.runs.folder import RunFolder
     from jaxlm.runs.load import load_model

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxlm.data.base import RowFormat
+from jaxlm.errors import UserError
 from jaxlm.fields import field, marks_of
 from jaxlm.knowledge.entity_corruption import NONE, UNUSED, corrupt_entities
 from jaxlm.knowledge.entity_vectors import ReadsEntities
@@ -59,12 +60,14 @@ class EntityAutoencoder(MaskedLM, ReadsEntities):
     def with_pretrained_model(self, source: PretrainedModel) -> Self:
         """Return a copy with the pretrained model; a BERT gives all that it has in common with an ERNIE.
 
-        Of a BERT with fewer layers than the preset, the last two read entities.
+        Of a BERT with fewer layers than the preset, the last two read entities; raises UserError for fewer than 3.
         """
         pretrained = source.objective.model
         if type(pretrained) is Bert:
+            if (layers := pretrained.num_layers) < 3:
+                raise UserError(f"{source.path} has {layers} layers; give --init-from a BERT of 3 layers or more.")
             common = [f.name for f in dataclasses.fields(Bert) if not marks_of(f) & {"recipe", "resumable"}]
-            text_layers = max(1, min(self.model.num_text_layers, pretrained.num_layers - 2))
+            text_layers = min(self.model.num_text_layers, layers - 2)
             values = {name: getattr(pretrained, name) for name in common} | {"num_text_layers": text_layers}
             return dataclasses.replace(self, model=dataclasses.replace(self.model, **values))
         return super().with_pretrained_model(source)

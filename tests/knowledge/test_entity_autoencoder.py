@@ -202,7 +202,7 @@ def test_a_bert_gives_the_token_side_and_the_heads(graph):
         jax.tree.map(np.testing.assert_array_equal, params[name], tree)
     assert unshared(fresh, source) == "; randomly initialized: entity_encoder, entity_head"
     small = PretrainedModel(MaskedLM(model=Bert(**SIZES, num_layers=2)), {}, path="bert")
-    with pytest.raises(UserError, match="num_text_layers 1 leaves fewer than two of the 2 layers"):
+    with pytest.raises(UserError, match="bert has 2 layers; give --init-from a BERT of 3 layers or more"):
         objective.with_pretrained_model(small)
     # An ERNIE's own run, whose vectors are the default.
     own = PretrainedModel(bound(graph), fresh, path="ernie")
