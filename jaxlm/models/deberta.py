@@ -161,6 +161,7 @@ class DebertaV3(NetworkPair):
     """Number of layers of the generator, half of the discriminator's in the published models."""
 
     type_vocab_size: ClassVar[int] = 0
+    input_params = Deberta.input_params
     published_sizes: ClassVar = {
         size: transformer_sizes(layers, width) | dict(generator_num_layers=layers // 2)
         for size, (layers, width) in SIZES.items()
@@ -168,8 +169,7 @@ class DebertaV3(NetworkPair):
 
     @property
     def discriminator(self) -> Deberta:
-        names = {item.name for item in dataclasses.fields(Deberta)} & {item.name for item in dataclasses.fields(self)}
-        return Deberta(**{name: getattr(self, name) for name in names})
+        return self.as_type(Deberta)
 
     @property
     def generator(self) -> Deberta:

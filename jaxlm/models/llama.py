@@ -88,7 +88,7 @@ class LlamaEncoder(Encoder):
         if self.num_heads % self.num_kv_heads:
             raise UserError(f"objective.model.num_heads {self.num_heads} is not divisible by num_kv_heads "
                             f"{self.num_kv_heads}; change one of them.")
-        factor, low, high, length = (*self.rope_scaling, 0.0, 1.0, 1.0)[:4] if self.rope_scaling else (1, 0, 1, 1)
+        factor, low, high, length = (*self.rope_scaling, *(1.0, 0.0, 1.0, 1.0)[len(self.rope_scaling) :])[:4]
         if len(self.rope_scaling) not in (0, 1, 4) or min(factor, length) <= 0 or not 0 <= low < high:
             raise UserError(f"objective.model.rope_scaling is {self.rope_scaling}; give a factor, or factor, low, high "
                             "and length with low below high, or nothing.")

@@ -322,7 +322,7 @@ def _backward(_, __, gradients, cotangents):
 _losses.defvjp(_forward, _backward)
 
 
-SoftmaxHead = tuple[Float[Array, "batch length _"], Float[Array, "vocab _"], Float[Array, " vocab"]]
+SoftmaxHead = tuple[Float[Array, "batch length _"], Float[Array, "vocab _"], Float[Array, " vocab"] | None]
 """Features, output matrix and bias of a vocabulary softmax, of a width of its own."""
 
 
@@ -373,7 +373,8 @@ def _divergence_forward(hidden, table, bias, teacher_hidden, teacher_table, teac
 
 def _divergence_backward(_, gradients, cotangent):
     d_hidden, d_table, d_bias = gradients
-    return (d_hidden * cotangent).astype(d_hidden.dtype), d_table * cotangent, d_bias * cotangent, *(None,) * 4
+    d_bias = None if d_bias is None else d_bias * cotangent
+    return (d_hidden * cotangent).astype(d_hidden.dtype), d_table * cotangent, d_bias, *(None,) * 4
 
 
 _divergence.defvjp(_divergence_forward, _divergence_backward)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 
 import jax
@@ -47,7 +48,7 @@ class LayerDistillation(Objective):
     """Hidden size of the teacher."""
 
     primary_metric = "hidden_loss"
-    private_params = ("projection",)
+    private_params = ("projection_to_teacher",)  # an ALBERT has a projection of its own
 
     @property
     def masked_lm(self) -> MaskedLM:
@@ -77,7 +78,7 @@ class LayerDistillation(Objective):
         key_model, key_projection = jax.random.split(key)
         params = self.model.init(key_model)
         del params["mlm_head"]
-        return params | {"projection": self.projection.init_params(key_projection)}
+        return params | {"projection_to_teacher": self.projection.init_params(key_projection)}
 
     def corrupt(self, key: jax.Array, batch: TokenBatch) -> Example:
         """Corrupt as MaskedLM does; `describe` shows the masked tokens, and the loss ignores them."""
@@ -88,9 +89,8 @@ class LayerDistillation(Objective):
         teacher = self.constants
         teacher_states = jax.lax.stop_gradient(teacher.objective.model.layer_states(teacher.params, inputs))
         student_states = self.model.layer_states(params, inputs, key=key if train else None)
-        return layer_terms(
-            student_states, teacher_states, lambda x: call(self.projection, params["projection"], x), inputs.mask
-        )
+        project = functools.partial(call, self.projection, params["projection_to_teacher"])
+        return layer_terms(student_states, teacher_states, project, inputs.mask)
 
     def flops(self, length: int) -> float:
         m = self.model

@@ -40,7 +40,7 @@ class SelfContrastive(InfoNCE):
     def check(self, vocabulary: Vocabulary, length: int) -> None:
         super().check(vocabulary, length)
         model = self.model
-        has_dropout = max(getattr(model, "dropout", 0.0), getattr(model, "attention_dropout", 0.0)) > 0
+        has_dropout = any(getattr(model, f"{part}dropout", 0.0) for part in ("", "attention_", "mlp_"))
         if self.positives == "dropout" and not has_dropout:
             raise UserError(
                 "objective.positives dropout draws dropout twice, and the model has none; set "

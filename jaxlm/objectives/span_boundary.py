@@ -19,7 +19,7 @@ from jaxlm.models.encoder import Encoder
 from jaxlm.models.heads import BoundaryHead
 from jaxlm.models.layers.stack import call
 from jaxlm.objectives.base import Example, Line, Objective, Terms, require_masking, require_shares
-from jaxlm.objectives.chunked_loss import chunked_cross_entropy
+from jaxlm.objectives.chunked_loss import chunked_cross_entropy, token_losses
 from jaxlm.objectives.masked_lm import masked_lines
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Params, TokenBatch
@@ -59,12 +59,14 @@ class SpanBoundary(Objective):
     private_params = ("sbo_head",)
     token_losses = ("mlm_loss",)
     answer_kind = "masks"
+    is_causal = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_shares(self, "mask_share", "random_share")
 
     def check(self, vocabulary: Vocabulary, length: int) -> None:
+        self.require_direction()
         require_masking(vocabulary, length, self.model.max_positions, "masked language modelling")
 
     def row_format(self, length: int) -> RowFormat:
@@ -113,8 +115,8 @@ class SpanBoundary(Objective):
         labels, weights, boundary_weights = (
             example[name] for name in ("masked_labels", "masked_weights", "boundary_weights")
         )
-        table, bias = self.model.output_matrix(params)
-        tokens = chunked_cross_entropy(self.model.token_features(params, masked), table, labels, weights, bias=bias)
+        table, _ = self.model.output_matrix(params)
+        tokens = token_losses(self.model, params, masked, labels, weights)
         features = call(self.boundary_head, params["sbo_head"], left, right, example["boundary_offsets"])
         spans = chunked_cross_entropy(features, table, labels, boundary_weights, bias=params["sbo_head"]["bias"])
         return tokens.terms("mlm", weights) | spans.terms("sbo", boundary_weights, self.boundary_weight)

@@ -187,7 +187,8 @@ def scale_by_depth(
             if is_stacked(name):
                 depths = jnp.arange(1 + num_layers - leaf.shape[0], num_layers + 1, dtype=jnp.float32)
                 return (decay ** (top - depths)).reshape(-1, *[1] * (leaf.ndim - 1))
-            return decay**top if name.split("/")[0] in input_params else 1.0
+            parts = name.split("/")[:2]  # the first may be a network of ELECTRA
+            return decay**top if set(parts) & set(input_params) else 1.0
 
         return jax.tree_util.tree_map_with_path(factor, params)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 
 import jax
@@ -17,6 +18,7 @@ from jaxlm.knowledge.entity_vectors import ReadsEntities
 from jaxlm.models.llama import Llama
 from jaxlm.objectives.base import Bound, class_of
 from jaxlm.objectives.masked_lm import MaskedLM
+from jaxlm.objectives.span_boundary import SpanBoundary
 from jaxlm.systems import all_tasks, system_of
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import TokenBatch
@@ -63,6 +65,8 @@ def test_an_objective_for_either_direction_takes_both(is_causal):
         is_causal = None
 
     Either(model=Llama(is_causal=is_causal)).require_direction()
+    with contextlib.nullcontext() if not is_causal else pytest.raises(UserError, match="SpanBoundary needs False"):
+        SpanBoundary(model=Llama(is_causal=is_causal)).require_direction()
 
 
 @pytest.mark.parametrize("kind", [entry.task for entry in all_tasks()])

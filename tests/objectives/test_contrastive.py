@@ -447,3 +447,7 @@ def test_one_of_several_positives_is_drawn_each_step(tokenizer, tmp_path):  # no
 def test_refusals(kind, fields, words):
     with pytest.raises(UserError, match=words):
         kind(**dict(model=BERT) | fields).check(VOCABULARY, LENGTH)
+
+
+def test_dropout_of_the_feed_forward_alone_makes_two_views():
+    SelfContrastive(model=ModernBert(mlp_dropout=0.1)).check(VOCABULARY, LENGTH)

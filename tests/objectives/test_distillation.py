@@ -86,6 +86,13 @@ def test_divergence_is_torchs_and_so_are_its_gradients(chunk):
     for a, b in zip(gradients, own, strict=True):
         np.testing.assert_allclose(a, b.grad.numpy(), rtol=1e-4, atol=1e-5)
 
+    def slopes(bias):  # None: a model of the Llama line has no bias
+        heads = [(*map(jnp.asarray, each[:2]), bias) for each in (ours, theirs)]
+        return jax.grad(lambda ours: chunked_divergence(ours, heads[1], asked, 2.0, chunk=chunk))(heads[0])
+
+    for a, b in zip(slopes(None)[:2], slopes(jnp.zeros(30))[:2], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
 
 def test_terms_are_those_of_torch():
     """Sanh et al. 2019, section 3, with the weights of the released code: 5, 2 and 1."""
@@ -293,6 +300,9 @@ def test_a_teacher_with_narrow_embeddings_teaches_its_layers(family, changes):
     ).bind(VOCABULARY, LENGTH)
     loaded = objective.load_constants(VOCABULARY, lambda path: of_family(family, **changes))
     assert "mlm_head" not in loaded.params and shape_of_loss(objective, loaded) == ()
+    # As a student it keeps the projection of its embeddings.
+    learner = dataclasses.replace(objective, model=of_family(family, **changes).objective.model)
+    assert shape_of_loss(learner, loaded) == ()
 
 
 def test_another_tokenizer_of_the_same_size_is_another_vocabulary():

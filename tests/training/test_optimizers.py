@@ -19,7 +19,7 @@ from jaxlm.errors import UserError
 from jaxlm.huggingface import xlnet
 from jaxlm.models.albert import Albert
 from jaxlm.models.bert import Bert
-from jaxlm.models.deberta import Deberta
+from jaxlm.models.deberta import Deberta, DebertaV3
 from jaxlm.models.elmo import Elmo
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.layers.stack import unstack
@@ -426,6 +426,19 @@ def test_frozen_layers_count_for_layer_decay():
     updates, _ = optimizer.update(jax.tree.map(jnp.ones_like, params), optimizer.init(params), params)
     assert not updates["encoder"]["layers"]["kernel"].any()
     np.testing.assert_allclose(updates["word"], 0.5**6 * updates["head"], rtol=1e-6)
+
+
+def test_layer_decay_of_two_networks():
+    """What is below the layers of DeBERTa v3's generator and discriminator has depth 0 in both."""
+    sizes = dict(vocab_size=8, hidden_size=4, num_heads=2, intermediate_size=4)
+    model = DebertaV3(**sizes, num_layers=3, generator_num_layers=2)
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    ones = jax.tree.map(lambda leaf: np.ones(leaf.shape, np.float32), shapes)
+    scale = scale_by_depth(0.5, model.input_params, model.decay_above_layers)
+    found = jax.jit(lambda ones: scale.update(ones, scale.init(ones), ones)[0])(ones)
+    for network in ("generator", "discriminator"):
+        for name in ("embeddings", "relative"):
+            assert all((leaf == 0.5**5).all() for leaf in jax.tree.leaves(found[network][name])), (network, name)
 
 
 def test_layer_decay_of_xlnet():
