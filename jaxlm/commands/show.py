@@ -21,8 +21,8 @@ def main(arguments: list[str]) -> None:
     task_options(parser)
     options, flags = parse_options(parser, arguments)
     for name, least in (("step", 0), ("examples", 1)):
-        if (value := getattr(options, name)) < least:
-            raise UserError(f"--{name} is {value}; it must be at least {least}.")
+        if not least <= (value := getattr(options, name)) < 2**31:
+            raise UserError(f"--{name} is {value}; it must be at least {least}, and below 2,147,483,648.")
     resolved = resolve_config(parser, options, flags)
     from jaxlm.analysis.show import show
     from jaxlm.objectives.base import Objective
