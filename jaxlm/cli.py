@@ -81,11 +81,12 @@ def _run(arguments: list[str]) -> int:
         print(f"jaxlm: {error.filename} cannot be read or written ({error.strerror}).", file=sys.stderr)
         return 2
     except (MemoryError, RuntimeError) as error:  # numpy's, or XLA's
-        if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
+        words = ("RESOURCE_EXHAUSTED", "Out of memory")  # the latter where a CPU finds it when a result is read
+        if not isinstance(error, MemoryError) and not any(word in str(error) for word in words):
             raise
         what = str(error).partition("\n")[0][:200]
-        advice = ("lower --train.batch-size or the model's size, or raise --train.accumulate (for text vectors "
-                  "--objective.chunks)")
+        advice = ("lower --train.batch-size or the model's size, raise --train.accumulate (for text vectors "
+                  "--objective.chunks), or shorten a prompt")
         print(f"jaxlm: out of memory ({what}); {advice}.", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

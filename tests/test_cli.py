@@ -187,7 +187,10 @@ def test_a_file_name_that_is_no_utf8_is_printed(preset, tmp_path, capsys):
     assert len({(tmp_path / name / "tokenizer.json").read_text() for name in ("one", "two")}) == 1
 
 
-@pytest.mark.parametrize("error", [MemoryError("no room"), RuntimeError("RESOURCE_EXHAUSTED: no room"), RuntimeError()])
+@pytest.mark.parametrize("error", [
+    MemoryError("no room"), RuntimeError("RESOURCE_EXHAUSTED: no room"), RuntimeError(),
+    RuntimeError("INTERNAL: Error dispatching computation: Out of memory allocating 9 bytes: no room"),
+])
 def test_memory_that_does_not_suffice_is_one_sentence(error, preset, capsys, monkeypatch):
     def fail(*_, **__):
         raise error
