@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import shutil
 import signal
@@ -11,6 +13,10 @@ import sys
 import pytest
 
 from jaxlm.cli import COMMANDS, main
+from jaxlm.config.json import to_json
+from jaxlm.config.presets import load_preset
+from jaxlm.fields import with_value
+from jaxlm.models.bert import Bert
 from jaxlm.paths import check_output
 from tests.training.support import write_preset
 
@@ -104,6 +110,13 @@ def test_mistakes_in_names(preset, tmp_path, capsys):
     empty.write_text("experiment = 3\n")
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
+    run, task = tmp_path / "run", tmp_path / "task"
+    classify = with_value(with_value(load_preset("classify"), "train.epochs", 0), "train.steps", 4)
+    for folder, experiment in ((run, load_preset(str(preset))), (
+        task, dataclasses.replace(classify, objective=dataclasses.replace(classify.objective, model=Bert()))
+    )):
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(to_json(experiment)))
     for arguments, words in (
         (["pretrain", preset.parent / "tinny.py"], "did you mean"),
         (["pretrain", broken], "cannot be run: ModuleNotFoundError"),
@@ -125,7 +138,10 @@ def test_mistakes_in_names(preset, tmp_path, capsys):
         (["pretrian", preset], "there is no command 'pretrian'; the commands are pretrain, show"),
         (["export", tmp_path / "nothing", tmp_path / "out"], "nothing is not a jaxlm run folder"),
         (["show", preset, "--step", "-1"], "--step is -1; it must be at least 0"),
+        (["show", preset, "--step", 2**31], "--step is 2147483648; it must be at least 0, and below 2,147,483,648"),
         (["show", preset, "--examples", "0"], "--examples is 0; it must be at least 1"),
+        (["pretrain", run, "--run-dir", other], "would begin from fresh parameters; pass --init-from"),
+        (["finetune", task, "--run-dir", other, "--seeds", "2"], "would begin from fresh parameters; pass --init-from"),
         (["tokenizer", "train", broken / "x", "--data.source", other], "broken.py is not a folder"),
     ):
         assert main([str(argument) for argument in arguments]) == 2, arguments

@@ -113,6 +113,16 @@ def run_folder(options: argparse.Namespace) -> epath.Path:
     return run_path(options.run_dir or (config if is_run_folder(config) else f"runs/{config.stem}"))
 
 
+def require_resumable(options: argparse.Namespace, folder: epath.Path) -> None:
+    """Raise UserError for a run as CONFIG with another run folder and no --init-from: it would begin from nothing."""
+    config = any_path(options.config)
+    if is_run_folder(config) and options.init_from is None and real_path(folder) != real_path(config):
+        raise UserError(
+            f"{config} is a run and {folder} is another folder, which would begin from fresh parameters; pass "
+            f"--init-from {config} to begin from the run's, or leave out --run-dir to resume it."
+        )
+
+
 def standard_output(options: argparse.Namespace) -> contextlib.AbstractContextManager[Any]:
     """Return a context in which --json leaves standard output to the JSON object of the end."""
     return contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext()

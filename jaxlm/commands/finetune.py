@@ -18,6 +18,7 @@ from jaxlm.commands.common import (
     config_parser,
     output_option,
     parse_options,
+    require_resumable,
     resolve_config,
     run_folder,
     standard_output,
@@ -59,6 +60,7 @@ def main(arguments: list[str]) -> int:
         folder = run_folder(options) / (f"{field.rpartition('.')[2]}_{value}" if field else "")
         trainings[value] = seeds_of(resolved, folder, options.seeds, options.predictions)
         for training in trainings[value]:
+            require_resumable(options, training.folder)
             data = resolved.experiment.data
             check_main_output(training.predictions, "--predictions", options.overwrite, (data.source, data.dev))
     if field and not first.experiment.data.has_held_out:

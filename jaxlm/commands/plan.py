@@ -54,8 +54,9 @@ def main(arguments: list[str]) -> int:
             parser.error(f"--{name} needs a --topology")
     if (options.hlo or options.search) and len(topologies) > 1:
         parser.error(f"--{'hlo' if options.hlo else 'search'} needs one --topology")
-    if options.hlo and options.extrapolate:
-        parser.error("--hlo needs the whole step; leave out --extrapolate")
+    for name in ("search", "extrapolate"):
+        if options.hlo and getattr(options, name):
+            parser.error(f"--hlo needs one whole step; leave out --{name}")
     from jaxlm.analysis import compilation
     from jaxlm.analysis.step import open_stand_in
     from jaxlm.runs.load import constant_arrays, constant_shapes

@@ -5,9 +5,15 @@ jaxlm pretrain CONFIG [--run-dir DIR] [--init-from RUN_OR_HF_DIR] [--any.field V
 
 from __future__ import annotations
 
-from jaxlm.commands.common import config_parser, parse_options, resolve_config, run_folder, update_curves
-from jaxlm.errors import Stopped, UserError
-from jaxlm.paths import any_path, is_run_folder, real_path
+from jaxlm.commands.common import (
+    config_parser,
+    parse_options,
+    require_resumable,
+    resolve_config,
+    run_folder,
+    update_curves,
+)
+from jaxlm.errors import Stopped
 
 
 def main(arguments: list[str]) -> int:
@@ -21,12 +27,7 @@ def main(arguments: list[str]) -> int:
     from jaxlm.runs.resolve import require_command
 
     require_command(resolved.experiment, "pretrain", options.config)
-    config, run_dir = any_path(options.config), run_folder(options)
-    if is_run_folder(config) and options.init_from is None and real_path(run_dir) != real_path(config):
-        raise UserError(
-            f"{config} is a run and --run-dir is another folder, which would begin from fresh parameters; pass "
-            f"--init-from {config} to begin from the run's, or leave out --run-dir to resume it."
-        )
+    require_resumable(options, run_dir := run_folder(options))
     import jax
 
     from jaxlm.runs.pretrain import pretrain

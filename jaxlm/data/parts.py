@@ -79,7 +79,7 @@ class Reader:
                 raise row
             place, values = row
             value = "" if values[self.text_field] is None else values[self.text_field]
-            text = replace_surrogates(text_of(value, place, self.text_field, others=()))
+            text = text_of(value, place, self.text_field, others=())
             yield from cutter.document(text, self.mentions(values, text, place))
 
 

@@ -32,6 +32,7 @@ from etils import epath
 from jaxlm.data.mentions import Mentions, within
 from jaxlm.errors import UserError
 from jaxlm.paths import JSON_TYPES, reading
+from jaxlm.tokenizers.tokenizer import replace_surrogates
 
 PIECE = 1 << 16  # characters
 BLOCK = 1 << 20  # characters of a line per read
@@ -328,7 +329,7 @@ def text_of(value: Any, place: str, name: str, others: tuple[type, ...] = NUMBER
         UserError: the value has any other type.
     """
     if isinstance(value, str):
-        return value
+        return replace_surrogates(value)
     if type(value) in others:  # a bool is also an int
         return str(value)
     found = "null or missing" if value is None else JSON_TYPES.get(type(value), type(value).__name__)

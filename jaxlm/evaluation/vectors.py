@@ -69,7 +69,7 @@ def evaluate(
     if Path(path).is_dir():
         if columns:
             raise UserError(f"--columns is for a file, and {path} is a folder; leave it out.")
-        found = _retrieval(encode, together(lambda: _read_folder(Path(path)), "all to read the texts"), limit)
+        found = _retrieval(encode, together(lambda: _read_folder(Path(path)), "all to read the texts"), limit, True)
     else:
         names = list(columns) or _columns(path)
         if len(names) not in (2, 3):
@@ -91,6 +91,8 @@ Evaluated = tuple[list[dict[str, Any]], Result, Sequence[tuple[str, ...]], Calla
 def _pairs(encode: Encode, table: list[TableRow], names: Sequence[str], limit: int) -> Evaluated:
     """Score pairs by their vectors, and by the share of their words that they have in common."""
     labelled = [row for row in table[: limit or None] if row.label(names[2]) is not None]
+    if not labelled:
+        raise UserError(f"no row has a {names[2]}; choose another column with --columns.")
     golds = np.array([row.number(names[2]) for row in labelled])
     if len(np.unique(golds)) < 2:
         raise UserError(f"all values of {names[2]} are equal, which measures nothing; choose others with --columns.")
@@ -116,8 +118,8 @@ def _pairs(encode: Encode, table: list[TableRow], names: Sequence[str], limit: i
     return rows, {"task": "pairs" if is_label else "similarity"} | counts, texts, measure
 
 
-def _retrieval(encode: Encode, data: Retrieval, limit: int) -> Evaluated:
-    """Rank all documents for each query that has a relevant one."""
+def _retrieval(encode: Encode, data: Retrieval, limit: int, leaves_out_own: bool = False) -> Evaluated:
+    """Rank all documents for each query that has a relevant one, or all but the document with the query's own id."""
     queries = [query for query in data.queries if data.relevant.get(query)][: limit or None]
     if not queries:
         raise UserError("no query has a relevant document; give queries and documents that belong together.")
@@ -125,8 +127,12 @@ def _retrieval(encode: Encode, data: Retrieval, limit: int) -> Evaluated:
     ids = sorted(data.documents, reverse=True)
     texts = [data.queries[query] for query in queries]
     vectors = encode([data.documents[name] for name in ids], "document")
-    found, scores = search(encode(texts, "query"), vectors, min(DEPTH, len(ids)))
-    gains = np.array([
+    found, scores = search(encode(texts, "query"), vectors, min(DEPTH + 1, len(ids)))
+    # Last and without a gain, as BEIR's own code leaves it out: in ArguAna each query is a document too.
+    own = leaves_out_own & (np.array(ids)[found] == np.array(queries)[:, None])
+    order = np.argsort(own, axis=1, kind="stable")[:, :DEPTH]
+    found, scores, own = (np.take_along_axis(each, order, axis=1) for each in (found, scores, own))
+    gains = ~own * np.array([
         [data.relevant[query].get(ids[i], 0.0) for i in ranked] for query, ranked in zip(queries, found, strict=True)
     ])
     figures = ranking_metrics(gains, [[*data.relevant[query].values()] for query in queries])

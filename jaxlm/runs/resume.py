@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from jaxlm import hub
 from jaxlm.config.experiment import Experiment, PhaseConfig, Resolved, parse_phases
 from jaxlm.config.json import differences, flatten, from_json, to_json
 from jaxlm.errors import UserError
@@ -191,7 +192,9 @@ def run_metadata(session: Session, constants: Constants) -> dict[str, Any]:
     text's source and unigram entropy in nats, the fields that decide the result, and the model that the run began from.
     """
     pretrained, experiment, source = session.pretrained, session.experiment, session.source
-    begun_from = {"imported_from": pretrained.path, "fresh": list(pretrained.fresh)} if pretrained else {}
+    path = pretrained.path if pretrained else ""  # of the hub, or whatever the working directory will be
+    path = path if path.startswith(hub.PREFIX) else real_path(path)
+    begun_from = {"imported_from": path, "fresh": list(pretrained.fresh)} if pretrained else {}
     begun_from |= {"settings": pretrained.settings._replace(length=pretrained.length).to_json()} if pretrained else {}
     return session.run.metadata | begun_from | {
         "data": source.fingerprint,

@@ -28,7 +28,7 @@ from jaxlm.paths import TEXT, check_form, reading
 from jaxlm.tasks import metrics
 from jaxlm.tasks.base import Answer, Task, apply_head, text_arrays
 from jaxlm.tokenizers.template import Template
-from jaxlm.tokenizers.tokenizer import Tokenizer
+from jaxlm.tokenizers.tokenizer import Tokenizer, replace_surrogates
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Params
 
@@ -129,9 +129,9 @@ def _coqa_span(text: str, evidence: str, start: int) -> tuple[int, str, str]:
     kind = metrics.normalize_answer(text)
     if kind not in KINDS[1:]:
         kind = "span" if start >= 0 else "unknown"
-    within = evidence.lower().find(text.lower()) if kind == "span" else -1
-    if within >= 0:  # the answer itself rather than the sentence that it was taken from
-        return start + within, evidence[within : within + len(text)], kind
+    # The answer itself rather than the sentence that it was taken from.
+    if kind == "span" and (within := re.search(re.escape(text), evidence, re.IGNORECASE)):
+        return start + within.start(), within[0], kind
     return start, evidence, kind
 
 
@@ -140,6 +140,8 @@ def _record(
     kind: str = "unknown",
 ) -> Record:
     """Return the record of a question; `golds` is None in a file to predict, and [] if there is no answer."""
+    question, passage, text = map(replace_surrogates, (question, passage, text))  # half an emoji stays one character
+    golds = golds and [*map(replace_surrogates, golds)]
     if kind == "span" and (start < 0 or not passage.startswith(text, start)):
         raise UserError(
             f"{place}: the answer {text[:60]!r} does not stand at character {start} of its passage; fix its "
@@ -356,8 +358,9 @@ class Answers(Task):
                 if chosen.any():
                     found[f"{part}_{name}"] = float(np.mean(score[chosen]))
             if all("null" in answer.scores for answer in answers):  # a written answer has no score
-                best = values(name, [answer.scores["best"] for answer in answers])
-                tuned = best_threshold([answer.scores["null"] for answer in answers], best, has_answer)
+                spans = [answer.scores["best"] for answer in answers]
+                gains = np.where(has_answer, values(name, spans), -np.array([*map(bool, spans)], np.float64))
+                tuned = best_threshold([answer.scores["null"] for answer in answers], gains, has_answer)
                 found |= {f"best_{name}": tuned[0], f"best_{name}_threshold": tuned[1]}
         return found
 
@@ -414,17 +417,16 @@ def best_span(
     return float(scores[row, column]), int(first[row, 0]), int(last[column])
 
 
-def best_threshold(null: Sequence[float], scores: Sequence[float], has_answer: Sequence[bool]) -> tuple[float, float]:
+def best_threshold(null: Sequence[float], gains: np.ndarray, has_answer: Sequence[bool]) -> tuple[float, float]:
     """Return the best mean score, and the threshold on `null` that gives it (SQuAD 2.0's script).
 
     Args:
         null: Score of no answer; above the threshold an answer is withdrawn, which is right if there is none.
-        scores: Scores of the answers if they are not withdrawn.
+        gains: What an answer adds that is not withdrawn: its score, or -1 if there is none and it is not empty.
         has_answer: Whether there is an answer.
     """
     order = np.argsort(null, kind="stable")
-    gains = np.where(has_answer, scores, -1.0)[order]
-    totals = np.cumsum([len(null) - sum(has_answer), *gains])  # at first all answers are withdrawn
+    totals = np.cumsum([len(null) - sum(has_answer), *gains[order]])  # at first all answers are withdrawn
     best = int(totals.argmax())
     threshold = null[order[best - 1]] if best else min(null, default=0.0) - 1.0
     return float(totals[best]) / max(1, len(null)), float(threshold)

@@ -96,8 +96,12 @@ def _shares(hits: np.ndarray, own: np.ndarray, theirs: np.ndarray) -> np.ndarray
 def text_metrics(names: Iterable[str], predictions: Sequence[str], golds: Sequence[Sequence[str]]) -> dict[str, float]:
     """Return metrics of texts, given the gold texts of each: any of exact_match, f1, rouge and bleu.
 
-    F1 counts words, or characters where most letters of the gold texts are of scripts without spaces.
+    F1 counts words, or characters where most letters of the gold texts are of scripts without spaces. A text that
+    SQuAD's normalization leaves without a letter is compared as it stands: -1 is not 1, nor + the empty text.
     """
+    def normalized(text: str, normalize: Normalize = normalize_answer) -> str:
+        return found if any(map(str.isalpha, found := normalize(text))) else " ".join(text.split())
+
     found: dict[str, float] = {}
     for name in names:
         if name == "rouge":
@@ -105,10 +109,10 @@ def text_metrics(names: Iterable[str], predictions: Sequence[str], golds: Sequen
         elif name == "bleu":
             found[name] = bleu(predictions, golds)
         else:
-            measure = exact_match
+            measure = functools.partial(exact_match, normalize=normalized)
             if name == "f1":
-                normalize = split_characters if _num_unspaced(golds)[1] else normalize_answer
-                measure = functools.partial(token_f1, normalize=normalize)
+                words = split_characters if _num_unspaced(golds)[1] else normalize_answer
+                measure = functools.partial(token_f1, normalize=functools.partial(normalized, normalize=words))
             found[name] = float(np.mean([measure(*pair) for pair in zip(predictions, golds, strict=True)]))
     return found
 

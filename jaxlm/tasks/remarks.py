@@ -15,7 +15,7 @@ _SHOWN = 20  # labels in one line
 def require_classes(task: Any, records: Sequence[Record], data: LabelledData) -> None:
     """Raise UserError if all training rows have the same class or number, so that nothing can be learnt."""
     is_number = getattr(task, "target", "") == "number"
-    (labels, *others) = {frozenset([row.values["label"]] if is_number else task.label_names(row)) for row in records}
+    (labels, *others) = {frozenset([task.gold(row)] if is_number else task.label_names(row)) for row in records}
     if others or len(labels) != 1:
         return
     other = f", or another column with {data.label_flag}" if data.label_flag else ""

@@ -120,7 +120,12 @@ class TextToText(Task):
     def with_labels_of(self, source: LabelledSource, data: LabelledData) -> Self:
         if self.kind is None:
             return super().with_labels_of(source, data)
-        return dataclasses.replace(self, kind=self.kind.with_labels_of(source, data))
+        found = dataclasses.replace(self, kind=self.kind.with_labels_of(source, data))
+        divided = [text for text in found.label_texts if ", " in text]
+        if divided and found.kind.is_multi_label:
+            raise UserError(f"{data.source}: answers have commas between labels, and {divided[0]!r:.50} has one "
+                            "inside; give it a word with --objective.label-words.")
+        return found
 
     def remarks(self, source: LabelledSource, length: int) -> list[str]:
         examples = source.examples("train", self, length)

@@ -57,15 +57,16 @@ def test_retrieval_with_ties_in_blocks(tmp_path, monkeypatch):
     documents = {f"d{i}": axes[draws.integers(4)] for i in range(150)}
     qrels = {(query, f"d{draws.integers(150)}"): int(draws.integers(4)) for query in queries for _ in range(15)}
     qrels |= {pair: 0 for pair in qrels if pair[0] == "q3"}  # no relevant document
+    documents["q1"], qrels["q1", "q1"] = queries["q1"], 3  # left out of its own ranking, as in BEIR's code
     write_folder(tmp_path / "beir", queries, documents, qrels)
     found = vectors.evaluate(encode, str(tmp_path / "beir"), predictions=str(tmp_path / "out.jsonl"), resamples=50)
-    assert (found["task"], found["examples"], found["documents"]) == ("retrieval", 9, 150)
+    assert (found["task"], found["examples"], found["documents"]) == ("retrieval", 9, 151)
 
     wanted = {}
     for query in queries:
         gains = {document: gain for (name, document), gain in qrels.items() if name == query and gain}
         products = {name: float(np.dot(*encode([queries[query], text], False))) for name, text in documents.items()}
-        ranked = sorted(documents, key=lambda name: (products[name], name), reverse=True)
+        ranked = sorted({*documents} - {query}, key=lambda name: (products[name], name), reverse=True)
         if gains:
             wanted[query] = counted(ranked, gains) | {"prediction": ranked[:10]}
     rows = {row["id"]: row for row in map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())}

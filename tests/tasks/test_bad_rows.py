@@ -140,9 +140,12 @@ def test_a_single_number_is_refused(tmp_path):
     text = "text\tlabel\n" + "".join(f"{word}\t3.5\n" for word in "abc")
     data, task = TextRows(source=str(tmp_path / "x.tsv")), Classification(target="number")
     rows = read(data, tmp_path, "x.tsv", text)
+    listed = [rows[0]._replace(values=rows[0].values | {"label": [3.5]})]
     for kind in (task, TextToText(kind=task)):
-        with pytest.raises(UserError, match=r"all 3 rows have the label '3.5', .*give rows of two numbers or more, or"):
+        with pytest.raises(UserError, match=r"all 3 rows have the label 3.5, .*give rows of two numbers or more, or"):
             kind.with_labels_of(SimpleNamespace(records={"train": rows, "held_out": []}), data)
+        with pytest.raises(UserError, match="has a list of labels"):
+            kind.with_labels_of(SimpleNamespace(records={"train": listed, "held_out": []}), data)
     require_classes(task, read(data, tmp_path, "x.tsv", text + "d\t4\n"), data)
 
 

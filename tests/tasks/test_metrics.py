@@ -217,6 +217,14 @@ def test_f1_of_texts_without_spaces_counts_characters():
     assert metrics.text_metrics(["f1"], ["Tokyo is"], [["Tokyo", "東京"]]) == {"f1": pytest.approx(2 / 3)}
 
 
+@pytest.mark.parametrize(("written", "gold", "score"), [
+    ("1", "-1", 0), ("+", "-", 0), ("314", "3.14", 0), ("", "A", 0), ("-1", "-1", 1), (" 3.14", "3.14 ", 1),
+    ("A", "A", 1), ("the Cat!", "cat", 1), ("", "", 1),
+])
+def test_texts_without_letters_are_compared_as_they_stand(written, gold, score):
+    assert metrics.text_metrics(["exact_match", "f1"], [written], [[gold]]) == {"exact_match": score, "f1": score}
+
+
 ROWS = [  # human answers, best span, score of no answer
     (["The 10th century", "10th century"], "10th-century", -2.0),
     (["Denmark, Iceland and Norway"], "Iceland and the Norway!", -1.0),
@@ -236,6 +244,8 @@ def test_answers_as_the_scripts_of_squad():
         "no_answer_exact_match": 0.5, "no_answer_f1": 0.5, "best_exact_match": 0.33333333, "best_f1": 0.47619048,
         "best_f1_threshold": -1.0, "best_exact_match_threshold": -4.0,
     })
+    empty = [Answer("", {"best": "", "null": -3.0}), Answer("x", {"best": "x", "null": -2.0})]
+    assert Answers(no_answer=True).score([[], ["x"]], empty)["best_f1"] == 1.0  # an empty span costs nothing
     answered = Answers(no_answer=True).score(golds[:2], found[:2])
     assert not any(name.startswith("no_answer") for name in answered) and "has_answer_f1" in answered
     plain = Answers().score(golds, [Answer(best, {}) for _, best, _ in ROWS])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +14,7 @@ from jaxlm.data.labelled import Record
 from jaxlm.errors import UserError
 from jaxlm.runs.load import load_run
 from jaxlm.tasks.classification import Classification, TextRows
+from jaxlm.tasks.text_to_text import TextToText
 from tests.tasks.support import sentences
 from tests.tasks.test_finetune import finetune, result
 from tests.tasks.test_rows import read
@@ -36,6 +38,17 @@ def test_several_labels_of_a_row(tmp_path):
     words = dataclasses.replace(task, label_words=("x=good",))
     for row, text in zip(rows, ("good, 2", "", "", "good, y"), strict=True):
         assert words.as_text(row)[1] == text and words.from_text(row, text) == (task.gold(row) or [])
+
+
+def test_a_label_with_a_comma_needs_a_word_where_a_model_writes_labels(tmp_path):
+    data = TextRows(source="x.jsonl")
+    lines = [json.dumps({"text": "a", "label": label}) for label in (["Food, Drinks"], ["x"])]
+    source = SimpleNamespace(records={"train": read(data, tmp_path, "x.jsonl", "\n".join(lines)), "held_out": []})
+    kind = Classification(target="labels")
+    with pytest.raises(UserError, match="'Food, Drinks' has one inside; give it a word"):
+        TextToText(kind=kind).with_labels_of(source, data)
+    worded = dataclasses.replace(kind, label_words=("Food, Drinks=food",))
+    assert TextToText(kind=worded).with_labels_of(source, data).label_texts == ["food", "x"]
 
 
 @pytest.mark.parametrize(("target", "label", "message"), [

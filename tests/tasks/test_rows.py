@@ -15,7 +15,7 @@ from jaxlm.errors import UserError
 from jaxlm.evaluation.prompts import fill
 from jaxlm.knowledge.entity_typing import EntityTyping
 from jaxlm.models.t5 import T5
-from jaxlm.tasks import text_to_text
+from jaxlm.tasks import answers, text_to_text
 from jaxlm.tasks.answers import AnswerRows, Answers, Window
 from jaxlm.tasks.classification import Classification, TextRows
 from jaxlm.tasks.multiple_choice import ChoiceRows, MultipleChoice
@@ -60,6 +60,21 @@ def test_rows_without_labels(name, tmp_path):
 def test_the_prompt_of_a_model_card(kind, rows, prompt):
     task = TextToText(model=T5(), kind=kind, prefix="p ")
     assert task.prompt_form(rows)[0].strip() == (prompt and f"p {prompt}")
+
+
+def test_half_an_emoji_becomes_one_character(tmp_path):
+    """UTF-8 holds no unpaired surrogate, and JSON does; places in a text stay."""
+    (row,) = read(TextRows(), tmp_path, "x.jsonl", '{"text": "nice \\ud83d!", "label": "x"}\n')
+    assert row.values["text"] == "nice \ufffd!"
+    question = {"id": "1", "question": "\\ud83d?", "answers": [{"text": "\\ud83d b", "answer_start": 2}]}
+    text = json.dumps({"data": [{"paragraphs": [{"context": "a \\ud83d b", "qas": [question]}]}]}).replace("\\\\", "\\")
+    (row,) = read(AnswerRows(), tmp_path, "x.json", text)
+    assert (row.values["passage"], row.values["text"], row.values["start"]) == ("a \ufffd b", "\ufffd b", 2)
+
+
+def test_an_answer_of_coqa_is_found_in_its_evidence_whatever_its_case():
+    """Lower-case İ has two characters."""
+    assert answers._coqa_span("ali", "In İstanbul, Ali lives", 5) == (18, "Ali", "span")
 
 
 @pytest.mark.parametrize(("kind", "values", "written"), [
