@@ -98,6 +98,8 @@ def any_path(path: str | os.PathLike[str]) -> epath.Path:
     with reading(path):
         found = epath.Path(path).expanduser()
         if in_bucket(found):
+            if not os.fspath(found).partition("://")[2].strip("/"):  # which its client would ask for a minute
+                raise UserError(f"{path} names no bucket.")
             _limit_waiting()
             found.exists()
     if not in_bucket(found) and os.path.exists(found) and not (os.path.isfile(found) or os.path.isdir(found)):

@@ -165,7 +165,7 @@ def create(folder: epath.Path) -> None:
             folder.mkdir(parents=True, exist_ok=True)
         refuse_links(folder)
         present = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
-    except OSError as error:
+    except (OSError, RecursionError) as error:  # the latter of thousands of folders
         raise UserError(f"cannot make the run folder {folder}: {cause(error)}.") from error
     # A start that was killed may have left its lock, half a configuration or the file of `require_shared`.
     others = [name for name in present if name != ".lock" and not name.startswith((".config.json.", ".shared-"))]
