@@ -140,6 +140,7 @@ def test_mistakes_in_names(preset, tmp_path, capsys):
         (["show", preset, "--step", "-1"], "--step is -1; it must be at least 0"),
         (["show", preset, "--step", 2**31], "--step is 2147483648; it must be at least 0, and below 2,147,483,648"),
         (["show", preset, "--examples", "0"], "--examples is 0; it must be at least 1"),
+        (["bench", preset, "--steps", "3", "--generate", "2"], "--steps are those of training; leave it out beside"),
         (["pretrain", run, "--run-dir", other], "would begin from fresh parameters; pass --init-from"),
         (["finetune", task, "--run-dir", other, "--seeds", "2"], "would begin from fresh parameters; pass --init-from"),
         (["tokenizer", "train", broken / "x", "--data.source", other], "broken.py is not a folder"),

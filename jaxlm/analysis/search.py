@@ -63,16 +63,20 @@ def variants(session: Session, mesh: MeshConfig, devices: int) -> Iterator[tuple
     if not objective.is_separable:
         name, parts = "objective.chunks", objective.chunks
     rows = 0 if t.batch_size % shards else t.batch_size // shards
+    found = [(session, flags)]
     while parts := next((n for n in range(2 * parts, rows + 1) if rows % n == 0), 0):
         experiment = with_value(session.experiment, name, parts)
-        yield dataclasses.replace(session, experiment=experiment), flags | {name: parts}
-    if getattr(objective.model, "remat", "full") != "full":
+        found.append((dataclasses.replace(session, experiment=experiment), flags | {name: parts}))
+        yield found[-1]
+    if getattr(objective.model, "remat", "full") == "full":
+        return
+    for each, own in (found[0], *found[1:][-1:]):  # alone, and with the most microbatches
         try:
-            model = objective.model.with_execution(remat="full")
+            model = each.objective.model.with_execution(remat="full")
         except UserError:  # a reversible model always recomputes
             return
-        objective = dataclasses.replace(objective, model=model)
-        yield session.replace(objective=objective), flags | {"objective.model.remat": "full"}
+        objective = dataclasses.replace(each.objective, model=model)
+        yield each.replace(objective=objective), own | {"objective.model.remat": "full"}
 
 
 def fastest(plans: Sequence[Plan]) -> Plan | None:

@@ -69,8 +69,8 @@ def vector_options(parser: argparse.ArgumentParser) -> None:
         "cls: vector of the summary token; mean: mean over all tokens; last: vector of the last token; by default as a "
         "folder of sentence-transformers says, else mean"))
     parser.add_argument("--length", type=count, default=None, help=(
-        "longest text in tokens, the rest is cut; by default as in training, at most 512 of a folder whose vectors "
-        "were not trained"))
+        "longest text in tokens, the rest is cut; by default as in training; of streams (ELMo, XLNet) 512; at most "
+        "512 of a folder whose vectors were not trained"))
     parser.add_argument("--prompt", default=None, help=(
         "text before each text, such as 'query: '; by default that of the model"))
 
@@ -119,7 +119,7 @@ def require_resumable(options: argparse.Namespace, folder: epath.Path) -> None:
     if is_run_folder(config) and options.init_from is None and real_path(folder) != real_path(config):
         raise UserError(
             f"{config} is a run and {folder} is another folder, which would begin from fresh parameters; pass "
-            f"--init-from {config} to begin from the run's, or leave out --run-dir to resume it."
+            f"--init-from {config} to begin from the run's, or leave out --run-dir (--seeds, --sweep) to resume it."
         )
 
 

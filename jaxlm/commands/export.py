@@ -35,6 +35,7 @@ def main(arguments: list[str]) -> None:
 
     model, run = load_run(options.run), RunFolder.read(options.run)
     step, vocabulary, experiment, metadata = model.step, model.tokenizer.vocabulary, run.experiment, run.metadata
+    begun = metadata.get("imported_from", "")
     is_mean = len(run.named_steps) > 1  # no evaluation is of these parameters
     evaluated, evaluation = (0, {}) if is_mean else last_evaluation(run.path, up_to=step)
     steps = f"mean of steps {', '.join(f'{each:,}' for each in run.named_steps)}" if is_mean else ""
@@ -48,7 +49,7 @@ def main(arguments: list[str]) -> None:
             "Phases": experiment.describe_phases(step) if experiment.train.phases and step else "",
             "Optimizer": f"{experiment.optimizer.name}, peak learning rate {experiment.optimizer.learning_rate:g}",
             "Held-out evaluation": f"of step {evaluated:,}" if earlier else "",
-            "Started from": metadata.get("imported_from", ""),
+            "Started from": begun if begun.startswith("hf:") else begun.rpartition("/")[2],
             "Data": metadata.get("source", ""),
             "Data fingerprint": f"`{metadata['data']}`" if "data" in metadata else "",
             "Tokenizer": f"{vocabulary.size:,} ids, fingerprint {model.tokenizer.fingerprint[:16]}",

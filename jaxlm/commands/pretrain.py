@@ -27,7 +27,8 @@ def main(arguments: list[str]) -> int:
     from jaxlm.runs.resolve import require_command
 
     require_command(resolved.experiment, "pretrain", options.config)
-    require_resumable(options, run_dir := run_folder(options))
+    run_dir = run_folder(options)
+    require_resumable(options, run_dir)
     import jax
 
     from jaxlm.runs.pretrain import pretrain

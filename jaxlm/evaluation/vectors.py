@@ -129,16 +129,18 @@ def _retrieval(encode: Encode, data: Retrieval, limit: int, leaves_out_own: bool
     vectors = encode([data.documents[name] for name in ids], "document")
     found, scores = search(encode(texts, "query"), vectors, min(DEPTH + 1, len(ids)))
     # Last and without a gain, as BEIR's own code leaves it out: in ArguAna each query is a document too.
-    own = leaves_out_own & (np.array(ids)[found] == np.array(queries)[:, None])
+    places = {name: place for place, name in enumerate(ids)} if leaves_out_own else {}
+    own = found == np.array([[places.get(query, -1)] for query in queries])
     order = np.argsort(own, axis=1, kind="stable")[:, :DEPTH]
     found, scores, own = (np.take_along_axis(each, order, axis=1) for each in (found, scores, own))
     gains = ~own * np.array([
         [data.relevant[query].get(ids[i], 0.0) for i in ranked] for query, ranked in zip(queries, found, strict=True)
     ])
     figures = ranking_metrics(gains, [[*data.relevant[query].values()] for query in queries])
+    shown = [np.flatnonzero(~each[:CUTOFF]) for each in own]
     rows = [
-        {"id": query, "prediction": [ids[i] for i in found[n, :CUTOFF]], "gold": [*data.relevant[query]],
-         "scores": scores[n, :CUTOFF].tolist()} | {name: float(values[n]) for name, values in figures.items()}
+        {"id": query, "prediction": [ids[i] for i in found[n, shown[n]]], "gold": [*data.relevant[query]],
+         "scores": scores[n, shown[n]].tolist()} | {name: float(values[n]) for name, values in figures.items()}
         for n, query in enumerate(queries)
     ]
 

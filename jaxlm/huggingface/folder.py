@@ -112,7 +112,8 @@ def export_folder(
         for model in models:
             _write_model(temporary / model.folder, model, objective, params, tokenizer, length, generation, settings)
         if vectors is not None:
-            write_vectors(temporary, objective, vectors._replace(length=min(vectors.length or length, length)), params)
+            own = vectors.length or length
+            write_vectors(temporary, objective, vectors._replace(length=min(own, most or own)), params)
         if isinstance(objective, Rerank) and objective.query_prompt:
             write_reranker(temporary, objective.query_prompt)
         written = vectors and vectors.similarity == "maxsim"  # the projection, as a module of sentence-transformers

@@ -48,7 +48,7 @@ class LayerDistillation(Objective):
     """Hidden size of the teacher."""
 
     primary_metric = "hidden_loss"
-    private_params = ("projection_to_teacher",)  # an ALBERT has a projection of its own
+    private_params = ("projection", "projection_to_teacher")
 
     @property
     def masked_lm(self) -> MaskedLM:
@@ -59,6 +59,10 @@ class LayerDistillation(Objective):
     def projection(self) -> LinearHead:
         """Linear projection from the student's hidden size to the teacher's."""
         return LinearHead(self.model.stack, self.teacher_hidden_size)
+
+    @property
+    def _projection_name(self) -> str:
+        return "projection_to_teacher" if self.model.has_projection else "projection"  # an ALBERT has one of its own
 
     def check(self, vocabulary: Vocabulary, length: int) -> None:
         self.masked_lm.check(vocabulary, length)
@@ -78,7 +82,7 @@ class LayerDistillation(Objective):
         key_model, key_projection = jax.random.split(key)
         params = self.model.init(key_model)
         del params["mlm_head"]
-        return params | {"projection_to_teacher": self.projection.init_params(key_projection)}
+        return params | {self._projection_name: self.projection.init_params(key_projection)}
 
     def corrupt(self, key: jax.Array, batch: TokenBatch) -> Example:
         """Corrupt as MaskedLM does; `describe` shows the masked tokens, and the loss ignores them."""
@@ -89,7 +93,7 @@ class LayerDistillation(Objective):
         teacher = self.constants
         teacher_states = jax.lax.stop_gradient(teacher.objective.model.layer_states(teacher.params, inputs))
         student_states = self.model.layer_states(params, inputs, key=key if train else None)
-        project = functools.partial(call, self.projection, params["projection_to_teacher"])
+        project = functools.partial(call, self.projection, params[self._projection_name])
         return layer_terms(student_states, teacher_states, project, inputs.mask)
 
     def flops(self, length: int) -> float:

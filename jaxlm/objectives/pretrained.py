@@ -46,9 +46,11 @@ class PretrainedModel:
 
     @property
     def vector_length(self) -> int:
-        """Tokens of a text whose vector was not trained: as in a run's rows; of a folder, or a stream, at most 512."""
-        is_row = self.step and self.length and not self.objective.row_format(self.length).stride
-        return self.length if is_row else min(self.length or 512, 512)
+        """Tokens of a text whose vector was not trained: a run's rows, of a stream 512, of a folder at most 512."""
+        length = self.length or 512
+        if not self.step:
+            return min(length, 512)
+        return 512 if self.objective.row_format(length).stride else length
 
     def in_direction(self, is_causal: bool) -> PretrainedModel:
         """Return the model with causal or with bidirectional attention, if it has both, and say what changes.

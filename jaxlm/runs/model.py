@@ -64,8 +64,8 @@ class TrainedModel(PretrainedModel):
         """Return one float32 vector per text; see `jaxlm.inference.embed.embed`, which has the other arguments.
 
         None stands for the setting of a contrastive run or a folder of sentence-transformers; other models have mean
-        pooling, the length of their training (512 of a folder), and no prompt. A `prompt` stands before each text; a
-        `role` is "query" or "document", for a model that has prompts for them.
+        pooling, the length of their training (512 of a stream, at most 512 of a folder), and no prompt. A `prompt`
+        stands before each text; a `role` is "query" or "document", for a model that has prompts for them.
         """
         settings = self.vectors
         if role not in get_args(Role):

@@ -90,7 +90,7 @@ def resolve(
     elif (given := experiment.data.tokenizer) not in ("", "auto"):
         for _, new in _changes(unchanged, experiment):
             if new.name in OF_VOCABULARY:
-                raise UserError(f"--data.tokenizer {given} has a vocabulary already; leave out {_flag(new)}.")
+                log(f"--data.tokenizer {given} has a vocabulary already; {_flag(new)} changes nothing.")
     t = experiment.train
     if t.steps is None and not t.phases and (is_run or not t.epochs):  # `jaxlm.runs.session` computes them
         raise UserError("train.steps is None; give a number, train.phases, or for a new run train.epochs.")
@@ -116,7 +116,8 @@ def _with_decay(experiment: Experiment, pretrained: PretrainedModel | None, flag
     of_run = {setting.name: setting.value for setting in settings(run.experiment)}
     for flag in flags:  # those of the run itself are welcome
         if flag.name in OF_DECAY and flag.value != of_run[flag.name]:
-            raise UserError(f"train.decay_steps decides {flag.name}, with the run before; leave out {_flag(flag)}.")
+            wrong = "--train.epochs" if flag.name == "train.steps" and t.epochs else _flag(flag)
+            raise UserError(f"train.decay_steps decides {flag.name}, with the run before; leave out {wrong}.")
     theirs, free = run.experiment.optimizer, ("schedule", "decay_", "final_share", "warmup_")
     for field in dataclasses.fields(theirs):
         old, new = getattr(theirs, field.name), getattr(optimizer, field.name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import shlex
 from typing import Any
 
@@ -192,8 +193,9 @@ def run_metadata(session: Session, constants: Constants) -> dict[str, Any]:
     text's source and unigram entropy in nats, the fields that decide the result, and the model that the run began from.
     """
     pretrained, experiment, source = session.pretrained, session.experiment, session.source
-    path = pretrained.path if pretrained else ""  # of the hub, or whatever the working directory will be
-    path = path if path.startswith(hub.PREFIX) else real_path(path)
+    path = pretrained.path if pretrained else ""
+    if path and not path.startswith(hub.PREFIX):  # the working directory may be another one then
+        path = real_path(os.path.expanduser(path))
     begun_from = {"imported_from": path, "fresh": list(pretrained.fresh)} if pretrained else {}
     begun_from |= {"settings": pretrained.settings._replace(length=pretrained.length).to_json()} if pretrained else {}
     return session.run.metadata | begun_from | {

@@ -97,10 +97,13 @@ def text_metrics(names: Iterable[str], predictions: Sequence[str], golds: Sequen
     """Return metrics of texts, given the gold texts of each: any of exact_match, f1, rouge and bleu.
 
     F1 counts words, or characters where most letters of the gold texts are of scripts without spaces. A text that
-    SQuAD's normalization leaves without a letter is compared as it stands: -1 is not 1, nor + the empty text.
+    SQuAD's normalization leaves without a letter keeps its signs and decimal points, or all if nothing else is left.
     """
     def normalized(text: str, normalize: Normalize = normalize_answer) -> str:
-        return found if any(map(str.isalpha, found := normalize(text))) else " ".join(text.split())
+        if any(map(str.isalpha, found := normalize(text))):
+            return found
+        kept = re.sub(r"(?![-+.]\d)[^\w\s]", "", text.lower())
+        return " ".join((kept.strip() or text).split())
 
     found: dict[str, float] = {}
     for name in names:

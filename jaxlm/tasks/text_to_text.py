@@ -124,7 +124,7 @@ class TextToText(Task):
         divided = [text for text in found.label_texts if ", " in text]
         if divided and found.kind.is_multi_label:
             raise UserError(f"{data.source}: answers have commas between labels, and {divided[0]!r:.50} has one "
-                            "inside; give it a word with --objective.label-words.")
+                            "inside; give it a word with --objective.kind.label-words LABEL=WORD.")
         return found
 
     def remarks(self, source: LabelledSource, length: int) -> list[str]:

@@ -224,6 +224,14 @@ def test_variants_of_a_reversible_model_end_with_microbatches(rows, expected):
     assert [flags.get("train.accumulate") for _, flags in found] == expected
 
 
+def test_variants_end_with_both_microbatches_and_recomputation():
+    found = list(searching.variants(open_stand_in(with_value(EXPERIMENT, "train.batch_size", 64)), MeshConfig(), 16))
+    parts, remat = ([flags.get(name) for _, flags in found] for name in ("train.accumulate", "objective.model.remat"))
+    assert (parts, remat) == ([None, 2, 4, None, 4], [None, None, None, "full", "full"])
+    both = found[-1][0]
+    assert (both.experiment.train.accumulate, both.objective.model.remat) == (4, "full")
+
+
 @pytest.mark.slow  # test_report* have its sentences
 @needs_compiler
 def test_what_does_not_fit_says_by_how_much(capsys, tmp_path, monkeypatch):

@@ -82,7 +82,7 @@ def test_loss_is_the_formula_over_their_states(tmp_path, vocab_file):
     rng = np.random.default_rng(0)
     kernel, bias = (rng.normal(size=shape).astype(np.float32) for shape in ((16, 24), (24,)))
     params = {name: ours.params[name] for name in ("embeddings", "encoder")}
-    params |= {"projection_to_teacher": {"kernel": kernel, "bias": bias}}
+    params |= {"projection": {"kernel": kernel, "bias": bias}}
     inputs = batch(quiet, LENGTH, True)
     example = {name: jnp.asarray(value, jnp.int32) for name, value in inputs.items()}
     taught = objective.with_constants(frozen)
@@ -136,7 +136,7 @@ def test_the_teacher_gets_no_gradient():
 
     ours, theirs = gradients(jax.jit(objective.init)(jax.random.key(0)), loaded.params)
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(theirs))
-    assert all(np.any(leaf) for leaf in jax.tree.leaves(ours["projection_to_teacher"]))
+    assert all(np.any(leaf) for leaf in jax.tree.leaves(ours["projection"]))
     assert np.any(ours["encoder"]["layers"]["attention"]["query"]["kernel"][0])
 
 
@@ -165,7 +165,7 @@ def test_published_sizes(size, published, pooler):
     shapes = jax.eval_shape(experiment.objective.init, jax.random.key(0))
     count = sum(leaf.size for name in ("embeddings", "encoder") for leaf in jax.tree.leaves(shapes[name]))
     assert count + pooler * pooler + pooler == published
-    assert shapes["projection_to_teacher"]["kernel"].shape == (pooler, 768)
+    assert shapes["projection"]["kernel"].shape == (pooler, 768)
     o = experiment.optimizer
     assert (o.learning_rate, o.weight_decay, experiment.train.batch_size, experiment.data.length) == (
         5e-5, 0.01, 256, 128)

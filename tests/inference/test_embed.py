@@ -74,6 +74,7 @@ def test_relative_positions_keep_the_length_of_training(bpe, tmp_path):  # noqa:
 
 @pytest.mark.parametrize(("kind", "step", "length", "wanted"), [
     ("bert", 0, 600, 512), ("bert", 0, 40, 40), ("bert", 5, 600, 600), ("bert", 5, None, 512), ("xlnet", 5, 600, 512),
+    ("xlnet", 5, 40, 512),
 ])
 def test_an_export_cuts_texts_where_embed_does(bpe, kind, step, length, wanted):  # noqa: F811
     """A stream has no rows of whole texts."""

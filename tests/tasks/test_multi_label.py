@@ -45,7 +45,7 @@ def test_a_label_with_a_comma_needs_a_word_where_a_model_writes_labels(tmp_path)
     lines = [json.dumps({"text": "a", "label": label}) for label in (["Food, Drinks"], ["x"])]
     source = SimpleNamespace(records={"train": read(data, tmp_path, "x.jsonl", "\n".join(lines)), "held_out": []})
     kind = Classification(target="labels")
-    with pytest.raises(UserError, match="'Food, Drinks' has one inside; give it a word"):
+    with pytest.raises(UserError, match=r"'Food, Drinks' has one inside; give it a word with --objective.kind"):
         TextToText(kind=kind).with_labels_of(source, data)
     worded = dataclasses.replace(kind, label_words=("Food, Drinks=food",))
     assert TextToText(kind=worded).with_labels_of(source, data).label_texts == ["food", "x"]

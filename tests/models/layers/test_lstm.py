@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import torch
 
-from jaxlm.models.layers.lstm import LstmState, init_lstm, run_lstm
+from jaxlm.models.layers.lstm import LstmState, _recurrence, _scan, init_lstm, run_lstm
 
 INPUTS, CELLS, HIDDEN, ROWS, LENGTH = 5, 7, 4, 3, 6
 
@@ -59,6 +62,26 @@ def test_it_equals_pytorchs_lstm_with_projection():
     np.testing.assert_allclose(after.cell, last_cell[0].detach(), atol=1e-5)
     np.testing.assert_allclose(gradients[1], fed.grad, atol=1e-4)
     np.testing.assert_allclose(gradients[0]["projection"]["kernel"], lstm.weight_hr_l0.grad.T, atol=1e-4)
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.5])
+def test_gradients_are_those_of_the_scan(clip):
+    params, x, state = example()
+    kernel, projection = params["kernel"][INPUTS:], params["projection"]["kernel"]
+    gates = x.swapaxes(0, 1) @ params["kernel"][:INPUTS] + params["bias"]
+
+    def total(run, *arguments):
+        (hidden, after), weights = run(*arguments), jnp.linspace(-1.0, 1.0, ROWS * LENGTH * HIDDEN)
+        return jnp.sum(hidden.ravel() * weights) + jnp.sum(after.cell) + jnp.sum(after.hidden**2)
+
+    def scanned(kernel, projection, gates, state):
+        return _scan(kernel, projection, gates, jnp.zeros((LENGTH, ROWS, HIDDEN)), state, clip)[0]
+
+    found, expected = (
+        jax.jit(jax.grad(functools.partial(total, run), argnums=(0, 1, 2, 3)))(kernel, projection, gates, state)
+        for run in (lambda *arguments: _recurrence(*arguments, clip), scanned)
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), found, expected)
 
 
 def test_cells_and_projected_states_are_clipped():
