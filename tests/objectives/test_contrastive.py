@@ -286,7 +286,7 @@ def test_microbatches_are_refused_and_chunks_are_searched():
         with_value(experiment(), "train.batch_size", 1).validate()
     with_value(with_value(experiment(), "train.batch_size", 1), "objective.negatives", 1).validate()
     found = [flags for _, flags in searching.variants(open_stand_in(experiment()), MeshConfig(), 16)]
-    assert [flags["objective.chunks"] for flags in found if "objective.chunks" in flags] == [2, 4]
+    assert [flags["objective.chunks"] for flags in found if "objective.chunks" in flags] == [2, 4, 4]
     assert not any("train.accumulate" in flags for flags in found)
 
 
