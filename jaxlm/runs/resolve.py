@@ -87,16 +87,16 @@ def resolve(
         for _, new in _changes(unchanged, experiment):
             if new.name in OF_VOCABULARY and getattr(theirs, new.name.removeprefix("data."), None) != new.value:
                 raise UserError(f"--init-from {init_from} has a tokenizer of its own; leave out {_flag(new)}.")
-    elif (given := experiment.data.tokenizer) not in ("", "auto"):
-        for _, new in _changes(unchanged, experiment):
-            if new.name in OF_VOCABULARY:
-                log(f"--data.tokenizer {given} has a vocabulary already; {_flag(new)} changes nothing.")
     t = experiment.train
     if t.steps is None and not t.phases and (is_run or not t.epochs):  # `jaxlm.runs.session` computes them
         raise UserError("train.steps is None; give a number, train.phases, or for a new run train.epochs.")
     if experiment.train.decay_steps and (pretrained is not None or not is_run):
         experiment = _with_decay(experiment, pretrained, [new for _, new in _changes(unchanged, experiment)])
     experiment.validate()
+    if pretrained is None and (given := experiment.data.tokenizer) not in ("", "auto"):
+        for _, new in _changes(unchanged, experiment):
+            if new.name in OF_VOCABULARY:
+                log(f"--data.tokenizer {given} has a vocabulary already; {_flag(new)} changes nothing.")
     if experiment.train.phases == old.phases and not is_run:
         _remark_on_phases(unchanged, experiment)
     return Resolved(experiment, pretrained)
