@@ -21,7 +21,7 @@ from jaxlm.objectives.masked_diffusion import EVAL_DRAWS, MASK_BIAS, MaskedDiffu
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.tokenizers.vocabulary import Vocabulary
-from jaxlm.training.program import gradients
+from jaxlm.training.microbatches import gradients
 from jaxlm.types import TokenBatch
 from tests.params import random_params
 

@@ -35,7 +35,7 @@ from jaxlm.tasks.multiple_choice import MultipleChoice
 from jaxlm.tasks.tagging import Tagging
 from jaxlm.tasks.text_to_text import TextToText
 from jaxlm.tokenizers.vocabulary import Vocabulary
-from jaxlm.training.program import gradients
+from jaxlm.training.microbatches import gradients
 from tests.params import first_fast, random_params
 
 VOCABULARY = Vocabulary.stand_in(160, ["[START]", "[DELIMITER]", "[EXTRACT]"])
