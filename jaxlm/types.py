@@ -51,7 +51,7 @@ class FolderSettings(NamedTuple):
     rows: tuple[tuple[str, Any], ...] = ()
     """Fields of the format of rows, such as the names of columns, of a folder; a run has a configuration."""
     sampling: tuple[tuple[str, Any], ...] = ()
-    """Fields of generation_config.json that say how Transformers samples; jaxlm asks for them at each call."""
+    """Fields of generation_config.json that say how Transformers generates; jaxlm asks for them at each call."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the settings of a run as JSON values."""

@@ -46,8 +46,12 @@ from jaxlm.types import FolderSettings, Params, Vectors
 RELATIVE_LENGTH = 512
 """Length for tokenizers of models with relative positions and none of their own: that of T5 and XLNet."""
 
-SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-"""Fields of generation_config.json that say how Transformers samples."""
+SAMPLING = (
+    "do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "num_beams",
+    "length_penalty", "early_stopping", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "max_length",
+    "max_new_tokens", "min_length", "min_new_tokens",
+)
+"""Fields of generation_config.json that say how Transformers generates, without those of tokens."""
 
 
 def export_folder(
@@ -251,7 +255,7 @@ def _read_settings(root: Path, folder: Path, config: Mapping[str, Any], size: in
         vectors = read_vectors(root)
     except UserError as error:  # which `encode` raises; everything else can use the model
         log(f"{error} Its settings of vectors are not kept.")
-    generation = read_json(file, dict) if file.is_file() else {}
+    generation = read_json(file, dict) if file.is_file() else config  # as in Transformers
     sampling = tuple((name, value) for name in SAMPLING if isinstance(value := generation.get(name), (int, float)))
     found = generation.get("eos_token_id")
     found = config.get("eos_token_id") if found is None else found

@@ -107,9 +107,9 @@ def resolve_pooling(objective: Objective, pooling: Pooling) -> Pooling:
     if pooling != "cls":
         return pooling
     model = objective.model.text_model
-    if model.summary_token == "mean":
+    if model.vector_token == "mean":
         raise UserError(f"a {type(model).__name__} has no summary token; choose mean pooling.")
-    return "last" if model.summary_token == "last" else "cls"
+    return "last" if model.vector_token == "last" else "cls"
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))

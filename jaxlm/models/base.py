@@ -227,6 +227,11 @@ class Model:
         """Return the last hidden states of all tokens."""
         raise NotImplementedError
 
+    @property
+    def vector_token(self) -> Literal["first", "last", "mean"]:
+        """Token of pooling "cls": the summary token, but [CLS] where only classifiers average all tokens."""
+        return "first" if self.summary_token == "mean" and self.template.single.startswith("cls") else self.summary_token
+
     def summary(
         self, params: Params, inputs: Inputs, *, key: jax.Array | None = None, pad: int = -1,
         hidden: Float[Array, "batch length width"] | None = None,
@@ -393,7 +398,7 @@ def text_vectors(
         hidden = model.hidden_states(params, inputs, key=key).astype(jnp.float32)
         weights = inputs.mask[..., None] / jnp.maximum(lengths, 1)[:, None, None]
         return jnp.sum(hidden * weights, axis=1)
-    is_first = pooling == "cls" and model.summary_token == "first"
+    is_first = pooling == "cls" and model.vector_token == "first"
     at = jnp.zeros_like(lengths) if is_first else jnp.maximum(lengths - 1, 0)
     return model.hidden_states(params, inputs, key=key, at=at[:, None])[:, 0].astype(jnp.float32)
 

@@ -126,7 +126,7 @@ class InfoNCE(Objective):
             require_positions(length, model.max_length)
         for role in model.template.needs:
             vocabulary.require(role, purpose="this model")
-        if self.pooling == "cls" and model.summary_token == "mean":
+        if self.pooling == "cls" and model.vector_token == "mean":
             raise UserError(f"a {type(model).__name__} has no summary token; choose --objective.pooling mean.")
         if self.is_late and (self.widths or not self.normalize):
             raise UserError("objective.interaction late has unit vectors; leave out objective.widths and normalize.")

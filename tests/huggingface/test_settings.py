@@ -208,14 +208,18 @@ def test_how_a_published_decoder_samples(bpe, tmp_path):  # noqa: F811
     """Its exports and continuations sample as it does; a task's answers are those of its evaluation."""
     folder, run, out = folder_of(CausalLM, Gpt2, bpe, tmp_path / "model"), str(tmp_path / "run"), tmp_path / "out"
     plain = read_json(folder / "generation_config.json")
-    wanted = dict(do_sample=True, temperature=0.6, top_k=20, top_p=0.95, min_p=0.1, repetition_penalty=1.1)
-    change(folder / "generation_config.json", **wanted, num_beams=None, max_length=20)
+    wanted = dict(do_sample=True, temperature=0.6, top_k=20, top_p=0.95, min_p=0.1, repetition_penalty=1.1,
+                  num_beams=4, max_length=30)
+    change(folder / "generation_config.json", **wanted, length_penalty=None, cache_implementation="static")
     assert main(["import", str(folder), run]) == main(["export", run, str(out)]) == 0
     assert read_json(out / "generation_config.json") == plain | wanted
     assert transformers.AutoModelForCausalLM.from_pretrained(out).generation_config.temperature == 0.6
     loaded = load_model(run)
     assert loaded.settings.sampling == load_model(folder).settings.sampling == tuple(wanted.items())
     assert loaded.settings.after_training(None, 3).sampling == tuple(wanted.items())
+    (folder / "generation_config.json").unlink()  # as in older folders
+    change(folder / "config.json", **wanted)
+    assert load_model(folder).settings.sampling == tuple(wanted.items())
     task = TextToText(max_target=7).with_pretrained_model(loaded).bind(bpe.vocabulary, 37)
     export_folder(tmp_path / "task", task, loaded.params, bpe, ModelCard(), sampling=loaded.settings.sampling)
     assert not read_json(tmp_path / "task/generation_config.json").keys() & wanted.keys()
