@@ -75,6 +75,10 @@ def _run(arguments: list[str]) -> int:
     except BrokenPipeError:  # the reader of the output has ended, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # which rich answers by itself, with exit code 1
+            return 0
+        raise
     except OSError as error:  # of a file that was not checked before
         if error.filename is None:
             raise

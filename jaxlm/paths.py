@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import fsspec
 from etils import epath
@@ -176,7 +176,9 @@ def write_whole(path: epath.Path, data: bytes) -> None:
     """
     with writing(path):
         if not in_bucket(path):
-            _write_file(path, data)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with new_file(path) as file:
+                file.write(data)
             return
         for pause in (1, 2, 4, 8):
             with contextlib.suppress(Exception):
@@ -186,12 +188,20 @@ def write_whole(path: epath.Path, data: bytes) -> None:
         path.write_bytes(data)
 
 
-def _write_file(path: epath.Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+@contextlib.contextmanager
+def new_file(path: Path | epath.Path) -> Iterator[IO[bytes]]:
+    """Write a file atomically: what is written to the file that this gives is at `path` afterwards, or nothing.
+
+    A device, such as /dev/stdout, is written in place.
+    """
+    if path.exists() and not path.is_file():
+        with path.open("wb") as file:
+            yield file
+        return
     partial = path.parent / f".{path.name}.{secrets.token_hex(8)}.partial"
     try:
         with partial.open("wb") as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())  # after a power cut the new name would otherwise hold an empty file
         partial.replace(path)

@@ -8,9 +8,11 @@ Each line is a JSON object with `text` and `vector`. --out writes a float32 arra
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 from jaxlm.commands.common import Parser, mesh_of, mesh_options, output_option, remark_length, start_jax, vector_options
 from jaxlm.errors import UserError
+from jaxlm.paths import new_file
 
 
 def main(arguments: list[str]) -> None:
@@ -53,7 +55,8 @@ def main(arguments: list[str]) -> None:
 
     def write() -> None:
         try:
-            np.save(out, vectors)
+            with new_file(Path(out).resolve()) as file:
+                np.save(file, vectors)
         except OSError as error:
             raise UserError(f"{out} cannot be written ({error.strerror}); choose another --out.") from error
         print(f"Wrote {vectors.shape[0]:,} vectors of width {vectors.shape[1]:,} to {out}.")

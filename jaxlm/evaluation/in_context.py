@@ -15,7 +15,7 @@ import numpy as np
 from jaxlm.errors import UserError
 from jaxlm.evaluation.prompts import METRICS, PromptRow, PromptTask, read_examples, read_task
 from jaxlm.inference.score import Score, prompt_of, window
-from jaxlm.inference.text import fit_prompts
+from jaxlm.inference.text import cut, fit_prompts, stop_strings
 from jaxlm.parallel.hosts import check_main_output, together
 from jaxlm.runs.model import TrainedModel, load_trained
 from jaxlm.tasks import metrics
@@ -95,19 +95,22 @@ def _size(normalise: str, text: str, found: Score) -> int:
 
 def _generate(loaded: TrainedModel, task: PromptTask, examples: Sequence[PromptRow], sentinel: bool) -> Result:
     """Write free answers, by greedy decoding or beam search."""
-    tokenizer, v, stops = loaded.tokenizer, loaded.tokenizer.vocabulary, task.stop
+    tokenizer, v, ends = loaded.tokenizer, loaded.tokenizer.vocabulary, None
     if sentinel:  # the span ends at the next sentinel
         v.require("sentinel", purpose="the continuation of a sentinel")
-        stops = (*stops, tokenizer.piece(v.sentinel + v.sentinel_step))
+        ends = [*(loaded.settings.stop_ids or [v.eos]), v.sentinel + v.sentinel_step]
     # Tokenizers join the space after the prompt to the answer.
     texts = [tokenizer.encode_with_symbols(example.prompt.rstrip(" ")) for example in examples]
     prompts = [prompt_of(loaded.objective, ids + [v.sentinel] * sentinel) for ids in texts]
     prompts = fit_prompts(loaded, prompts, task.max_new_tokens)
     answers = loaded.generate(
-        prompts, stops, skip_special=True, max_new_tokens=task.max_new_tokens, beams=task.beams,
-        length_penalty=task.length_penalty,
+        prompts, task.stop, skip_special=True, max_new_tokens=task.max_new_tokens, beams=task.beams,
+        length_penalty=task.length_penalty, stop_ids=ends,
     )
     texts, golds = [answer.text.strip() for answer in answers], [list(example.answers) for example in examples]
+    if sentinel:  # which is a word of text in mT5, and bytes in ByT5
+        written = (tokenizer.decode([i for i in answer.ids if i not in (v.sentinel, *ends)]) for answer in answers)
+        texts = [cut(text, stop_strings(tokenizer, task.stop))[0].strip() for text in written]
     rows = [
         {"prediction": text, "gold": gold, "log_likelihood": sum(answer.log_probs)}
         for text, gold, answer in zip(texts, golds, answers, strict=True)

@@ -70,7 +70,8 @@ def encode_pair(
     """Tokenize a context and its continuation; special tokens written in them are tokens, as in lm_eval.
 
     For a decoder both are encoded as one text and split after as many tokens as the context alone has; white space at
-    the end of the context belongs to the continuation, as in lm_eval. An empty context becomes the begin token.
+    the end of the context belongs to the continuation, as in lm_eval. Where both are joined in a token, that token is
+    scored, too. An empty context becomes the begin token.
 
     Args:
         loaded: The trained model.
@@ -98,7 +99,13 @@ def encode_pair(
         begin = text_begin(loaded)
         return Pair(after[:1], after[1:]) if after[:1] == [begin] else Pair([begin], after)
     both, before = map(tokenizer.encode_with_symbols, (context + continuation, context))
-    return Pair(prompt_of(objective, both[: len(before)]), both[len(before) :])
+    at = len(before)
+    if continuation and len(both) <= at:  # 好 and 人 are one token together, for which lm_eval stops
+        at = next((i for i, ids in enumerate(zip(both, before, strict=False)) if ids[0] != ids[1]), len(both))
+        if at == len(both):
+            raise UserError(f"{continuation!r} has no tokens of its own after {context[-40:]!r}; it cannot be scored.")
+    prompt = prompt_of(objective, both[:at])
+    return Pair(prompt if prompt or objective.answer_kind == "masks" else [text_begin(loaded)], both[at:])
 
 
 def text_prefix(objective: Objective) -> list[int]:
@@ -157,8 +164,8 @@ def score_texts(loaded: PretrainedModel, texts: Sequence[str], stride: int) -> l
             "only causal models score whole texts; choose one, or the kind pseudo-likelihood for a masked model."
         )
     length = window(loaded)
-    if stride > length:
-        raise UserError(f"stride is {stride}; it must be at most what the model reads at a time, {length} tokens.")
+    if not 0 < stride <= length:
+        raise UserError(f"stride is {stride}; it must be at least 1 and at most what the model reads at a time, {length} tokens.")
     begin = text_begin(loaded)
     pairs = [list(windows(tokenizer.encode(text), begin, length, stride)) for text in texts]
     found = iter(score(loaded, [pair for parts in pairs for pair in parts]))

@@ -84,7 +84,8 @@ def _generate_batch(loaded, prompts, settings, strings, on_text, skip_special, s
 
     def text_of(number: int, ids: Sequence[int]) -> tuple[str, bool]:
         ids = [i for i in ids if i not in settings.stop_ids]
-        return cut(continuation(tokenizer, prompts[number], ids, skip_special), strings)
+        before = [] if loaded.objective.model.has_encoder else prompts[number]
+        return cut(continuation(tokenizer, before, ids, skip_special), strings)
 
     def show(text: str) -> None:
         nonlocal shown
@@ -155,7 +156,7 @@ def continuation(
 ) -> str:
     """Return the answer as text, with special tokens (T5's sentinels) except for end and padding tokens.
 
-    The answer is decoded with its prompt: alone it would lose a leading space.
+    The answer of a decoder is decoded with its prompt: alone it would lose a leading space.
     """
     omitted = {tokenizer.vocabulary.eos, tokenizer.vocabulary.pad}
     answer = [token for token in answer if token not in omitted]

@@ -93,19 +93,22 @@ class TrainedModel(PretrainedModel):
         return fill_mask(self, _checked(texts), top_k)
 
     def generate(
-        self, prompts: Sequence[str] | Sequence[Sequence[int]], stop: Sequence[str] = (),
+        self, prompts: Sequence[str] | Sequence[Sequence[int]], stop: Sequence[str] | str = (),
         on_text: Callable[[str], None] | None = None, skip_special: bool = False, **settings: Any,
     ) -> list[Completion]:
         """Continue prompts; a masked diffusion model fills their masks.
 
         Args:
             prompts: Texts, in which special tokens may stand, or token ids.
-            stop: Strings that end a continuation and are left out.
+            stop: Strings, or one, that end a continuation and are left out.
             on_text: Receives the text of a single prompt in pieces while it is generated.
             skip_special: Leave special tokens out of the text.
             settings: Fields of `jaxlm.inference.generate.Settings`, such as max_new_tokens=20, temperature=0.8.
         """
         self.require_heads()
+        stop = [stop] if isinstance(stop, str) else stop
+        if self.objective.denoises and on_text:
+            raise UserError("masked diffusion writes no text in pieces; leave on_text out.")
         if self.objective.denoises:
             return denoise_text(self, _checked(prompts), Settings(**settings), stop)
         if not _has_all(prompts, lambda prompt: isinstance(prompt, tuple | list)):

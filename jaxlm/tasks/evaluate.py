@@ -15,6 +15,7 @@ from jaxlm.data.holdout import group_rows
 from jaxlm.data.labelled import LabelledData, LabelledSource, Record
 from jaxlm.errors import UserError
 from jaxlm.parallel.hosts import check_main_output, main_first
+from jaxlm.paths import new_file
 from jaxlm.tasks.base import Answer, Task
 from jaxlm.types import Params, Report
 
@@ -183,8 +184,8 @@ def write_predictions(path: str | Path | None, rows: Iterable[dict[str, Any]]) -
     """Write one JSON object per line if there is a path, on process 0; raise UserError on all if that fails."""
     def write() -> None:
         try:
-            with Path(path).open("w", encoding="utf-8") as out:
-                out.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+            with new_file(Path(path).resolve()) as out:
+                out.writelines(f"{json.dumps(row, ensure_ascii=False)}\n".encode() for row in rows)
         except OSError as error:
             raise UserError(f"{path} cannot be written ({error.strerror}); choose another --predictions.") from error
 

@@ -111,7 +111,7 @@ class Rerank(MultipleChoice):
         scores = [np.array(answer.prediction) for answer in answers if len(answer.prediction) > 1]
         if not scores:
             return {}
-        ranks = np.array([np.sum(row >= row[0]) for row in scores])
+        ranks = np.array([np.sum(~(row < row[0])) for row in scores])  # a positive with NaN is the last
         gains = {"ndcg": 1 / np.log2(ranks + 1), "mrr": 1 / ranks}
         return {f"{name}_at_{CUTOFF}": float(np.mean(gain * (ranks <= CUTOFF))) for name, gain in gains.items()}
 

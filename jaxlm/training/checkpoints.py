@@ -25,6 +25,8 @@ from jaxlm.types import Report
 SAVE_SECONDS, SLOWEST = 600, 50_000_000
 """Seconds after which a save is given up, or those that its bytes take at so many a second if that is longer. The
 processes of a run wait so long for one whose part has failed."""
+_OPTIONAL = ("memory", "average")
+"""Fields of a state that are saved only if they have arrays."""
 SPARE_BYTES = 1 << 20  # for the few dozen small files beside the arrays
 
 
@@ -180,7 +182,8 @@ class Checkpoints:
             return None
         item = _item(jax.tree.map(_abstract, shapes, shardings))
         _, restored, metadata = self._newest(steps, lambda step: item, report)
-        return TrainState(**restored), metadata
+        lacking = {name: getattr(shapes, name) for name in _OPTIONAL}  # of no arrays: None or ()
+        return TrainState(**lacking | restored), metadata
 
     def restore_params(
         self, shapes: Any, shardings: Any = None, step: int | None = None, report: Report = log, average: bool = False
@@ -265,8 +268,7 @@ class Checkpoints:
 
 def _item(state: TrainState) -> dict[str, Any]:
     """Return what is saved of a state: recurrence memory and average only where there are any."""
-    optional = ("memory", "average")
-    return {name: value for name, value in state._asdict().items() if name not in optional or jax.tree.leaves(value)}
+    return {name: value for name, value in state._asdict().items() if name not in _OPTIONAL or jax.tree.leaves(value)}
 
 
 def _abstract(shape: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:

@@ -23,6 +23,7 @@ from jaxlm.inference.text import Completion
 from jaxlm.runs.model import TrainedModel
 from jaxlm.tasks.tables import TableRow
 from jaxlm.tokenizers.training import train_tokenizer
+from jaxlm.types import FolderSettings
 from tests.inference.test_score import side
 
 ROWS = [
@@ -174,6 +175,14 @@ def test_a_free_answer_is_right_as_the_vocabulary_spells_it(tmp_path, monkeypatc
     task, example = PromptTask(data="x", kind="generate"), types.SimpleNamespace(prompt="x", answers=("คำถาม",))
     rows, found, _ = in_context._generate(loaded, task, [example], False)
     assert found == {"exact_match": 1.0} and rows[0]["gold"] == ["คำถาม"] != [rows[0]["prediction"]]
+    # Sentinels that are words of text, as mT5's are, or bytes, as ByT5's: they end an answer and are no part of it.
+    v, (first, *_), seen = tokenizer.vocabulary, tokenizer.encode("คำตอบ"), []
+    v = dataclasses.replace(v, sentinel=first, sentinel_step=-1)
+    said = Completion("", [first, *tokenizer.encode("คำถาม"), first - 1], [])
+    loaded.generate = lambda *_, stop_ids, **options: seen.append(stop_ids) or [said]
+    loaded.settings = FolderSettings()
+    monkeypatch.setattr(tokenizer, "vocabulary", v)
+    assert in_context._generate(loaded, task, [example], True)[:2] == (rows, found) and seen == [[v.eos, first - 1]]
 
 
 @pytest.mark.slow

@@ -204,6 +204,8 @@ def test_a_pair_is_divided_where_the_context_ends(tmp_path, gpt2, t5):
     assert shown("is", " an") == [["i", "s"], ["Ġan"]]
     assert shown("is ", "an") == [["i", "s"], ["Ġan"]]  # white space belongs to what follows
     assert shown("is", "") == [["i", "s"], []]
+    assert shown("is th", "e") == [["i", "s", "Ġ"], ["the"]]  # where lm_eval stops: no token would be scored
+    assert shown("th", "e") == [["<|endoftext|>"], ["the"]]
     assert shown("", "the") == [["<|endoftext|>"], ["the"]]
 
     def begin(is_plain: bool = False, step: int = 0, **roles: int) -> int:

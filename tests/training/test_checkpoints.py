@@ -31,7 +31,8 @@ from tests.training.support import assert_same_arrays
 def state_of(step: int) -> TrainState:
     key = jax.random.key(step)
     kernel = jax.random.normal(key, (8, 6))
-    return TrainState(jnp.int32(step), {"dense": {"kernel": kernel, "bias": kernel[0]}}, {"mu": kernel * 2})
+    params = {"dense": {"kernel": kernel, "bias": kernel[0]}}
+    return TrainState(jnp.int32(step), params, {"mu": kernel * 2}, memory=None)  # as of a stream without memory
 
 
 MESH = make_mesh(MeshConfig(), jax.devices()[:1])
