@@ -176,8 +176,8 @@ class TrainConfig:
     keep_checkpoints: int = field(3, resumable=True, range="[1, inf)")
     """Number of newest checkpoints to keep, besides the best one."""
     skip_nonfinite: int = field(0, resumable=True, range="[0, inf)")
-    """Number of steps in a row that may be left out because their loss or gradient is not finite: parameters, optimizer
-    and its schedule then stay as they were, while a recurrence memory goes on with the text, and is reset if it is not
+    """Number of steps in a row that may be left out because their loss or gradient is not finite: parameters and optimizer
+    then stay as they were, while the learning rate and a recurrence memory go on; the memory is reset if it is not
     finite. The next such step ends the run. `skipped` in the metrics is their share.
     A high but finite loss is never left out."""
     replay_every: int = field(0, resumable=True, range="[0, inf)")

@@ -186,15 +186,15 @@ def restore_or_init_state(
     """Return the state to train from, and the sums of metrics that are not logged yet."""
     restored = checkpoints.restore(program.shapes, program.shardings, report)
     if restored is not None:
-        return restored[0], Totals(*(restored[1][name] for name in ("unlogged", "skipped", "skipped_in_row")))
+        return restored[0], Totals(*(restored[1][name] for name in ("unlogged", "skipped_in_row")))
     if from_main(bool(checkpoints.steps())):  # only step 0, which has no optimizer state
         params, _ = checkpoints.restore_params(program.shapes.params, program.shardings.params, step=0)
         report("Starting from the parameters of step 0, as imported")
         return program.init_state(params), Totals()
     if program.train.decay_steps:
-        state, totals = _state_of(program, source, report)
-        checkpoints.save(state, int(state.step), metadata | totals.state())
-        return state, totals
+        state = _state_of(program, source, report)
+        checkpoints.save(state, int(state.step), metadata | Totals().state())
+        return state, Totals()
     fresh = program.init_params(program.train.seed)
     params = program.objective.merge_pretrained(fresh, source)
     is_merged = params is not fresh
@@ -210,8 +210,8 @@ def restore_or_init_state(
     return state, Totals()
 
 
-def _state_of(program: Program, source: PretrainedModel, report: Report) -> tuple[TrainState, Totals]:
-    """Return the state of the checkpoint of another run, optimizer and count of skipped steps included."""
+def _state_of(program: Program, source: PretrainedModel, report: Report) -> TrainState:
+    """Return the state of the checkpoint of another run, optimizer included."""
     checkpoints = Checkpoints(run_path(split_steps(source.path)[0]) / "checkpoints", read_only=True)
     try:
         restored = checkpoints.restore(program.shapes, program.shardings, report, source.step)
@@ -220,7 +220,7 @@ def _state_of(program: Program, source: PretrainedModel, report: Report) -> tupl
     if restored is None:
         raise UserError(f"{source.path} no longer has step {source.step:,}; raise its --train.keep-checkpoints.")
     report(f"Going on from step {source.step:,} of {source.path}; the learning rate decays from here on")
-    return restored[0], Totals(skipped=restored[1]["skipped"])
+    return restored[0]
 
 
 def unshared(params: Params, source: PretrainedModel) -> str:

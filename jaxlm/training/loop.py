@@ -248,8 +248,6 @@ class StepLog:
         self.progress, self.clock, self._run, self.totals = run.progress, run.clock, run, totals
         self._peak = peak_flops(run.program.mesh.devices.flat[0]) * run.program.mesh.size
         self._after_step = after_step
-        self._num_updates = 0
-        """Updates before the newest step that was read; a skipped step is none."""
         self.running: tuple[int, Terms] | None = None
         """The newest step and its terms, until they are read."""
         self.compiled_steps: set[tuple[Any, ...]] = set()
@@ -301,7 +299,7 @@ class StepLog:
         self._clock_seconds, self._clock_step = now, step
         means = {"loss": means.pop("loss", math.nan)} | means  # nan if all steps were skipped
         length, rows = self._run.feed.shape(step)
-        means["learning_rate"] = _on_host(program.schedule, self._num_updates)
+        means["learning_rate"] = _on_host(program.schedule, step - 1)
         means["tokens_per_second"] = speed * rows * length
         flops = program.step_flops(length, rows)
         if self._peak and flops:
@@ -342,7 +340,6 @@ class StepLog:
         """Wait for a step and add its terms, or count it as one of those that may be skipped."""
         values, totals, limit = jax.device_get(terms), self.totals, self._run.program.train.skip_nonfinite
         parts = {"loss": "the loss", "grad_norm": "the gradient"}
-        self._num_updates = step - 1 - totals.skipped
         wrong = [what for name, what in parts.items() if not math.isfinite(values[name].total)]
         if wrong and totals.skipped_in_row >= limit:
             raise self.not_finite(step, wrong[0], (
@@ -350,7 +347,6 @@ class StepLog:
                 "the newest checkpoint, or in another run."
             ))
         totals.skipped_in_row = totals.skipped_in_row + 1 if wrong else 0
-        totals.skipped += bool(wrong)
         if wrong:
             count = totals.skipped_in_row
             self.progress.note(f"Step {step:,} is skipped: {wrong[0]} is not finite ({count} of {limit} in a row).")

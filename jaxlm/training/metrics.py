@@ -31,15 +31,15 @@ SYNC_SHARE = 0.02
 class Totals:
     """Running sums of terms, each with its weight."""
 
-    def __init__(self, sums: Mapping[str, Any] | None = None, skipped: int = 0, skipped_in_row: int = 0) -> None:
+    def __init__(self, sums: Mapping[str, Any] | None = None, skipped_in_row: int = 0) -> None:
         """Begin with `sums`, a mapping from names to (total, weight), after some steps without an update."""
-        self.skipped, self.skipped_in_row = skipped, skipped_in_row
+        self.skipped_in_row = skipped_in_row
         self.sums: dict[str, tuple[float, float]] = {name: tuple(pair) for name, pair in (sums or {}).items()}
         self._coefficients: dict[str, float] = {}
 
     def state(self) -> dict[str, Any]:
         """Return the arguments of a copy, for a checkpoint: the next steps add to the sums while it is written."""
-        return {"unlogged": dict(self.sums), "skipped": self.skipped, "skipped_in_row": self.skipped_in_row}
+        return {"unlogged": dict(self.sums), "skipped_in_row": self.skipped_in_row}
 
     def add(self, terms: Terms) -> None:
         """Add the terms of a step; blocks until the device has computed them."""

@@ -30,7 +30,7 @@ def make_schedule(config: OptimizerConfig, steps: int, after: int = 0) -> optax.
     """
     if after:
         own = make_schedule(config, steps)
-        return lambda step: own(jnp.maximum(step - after, 0))  # skipped steps are no updates
+        return lambda step: own(jnp.maximum(step - after, 0))
     peak, warmup = config.learning_rate, config.warmup_steps
     final = peak * config.final_share
     is_wsd = config.schedule == "wsd"

@@ -327,14 +327,20 @@ def make_train_step(
 def _if_finite(new: TrainState, old: TrainState, terms: Terms, fresh_memory: Memory) -> TrainState:
     """Return `new` if loss and gradients are finite, else `old` after a skipped step.
 
-    Its memory is the new one if that is finite, else fresh. The host counts the skipped steps (see `StepLog`):
+    Its memory is the new one if that is finite, else fresh. The learning rate goes on: its phases are steps. The host counts the skipped steps (see `StepLog`):
     optax.apply_if_finite has its counts in the optimizer's state, so that no run could be resumed with another limit.
     """
     finite = jnp.isfinite(terms["loss"].total) & jnp.isfinite(terms["grad_norm"].total)
     is_whole = jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(new.memory)]))
     memory = jax.tree.map(lambda leaf, fresh: jnp.where(is_whole, leaf, fresh), new.memory, fresh_memory)
-    kept = old._replace(step=new.step, memory=memory)
+    opt_state = jax.tree.map(lambda new, old: new if _is_rate(new) else old, new.opt_state, old.opt_state,
+                             is_leaf=_is_rate)
+    kept = old._replace(step=new.step, opt_state=opt_state, memory=memory)
     return jax.tree.map(lambda updated, kept: jnp.where(finite, updated, kept), new, kept)
+
+
+def _is_rate(state: Any) -> bool:
+    return isinstance(state, optax.ScaleByScheduleState)
 
 
 def keep_unused(new: tuple[Params, Any], old: tuple[Params, Any], unused_params: Sequence[str]) -> tuple[Params, Any]:
