@@ -12,6 +12,7 @@ import jax
 from jaxlm.analysis.bench import bench_pretraining
 from jaxlm.analysis.costs import hbm_bytes, product_flops
 from jaxlm.analysis.hlo import traffic
+from jaxlm.analysis.links import collective_timer
 from jaxlm.analysis.plan import Plan
 from jaxlm.analysis.step import CompiledStep, Estimate, batch_shapes, read_compiled
 from jaxlm.parallel.mesh import make_mesh
@@ -37,7 +38,8 @@ def plan_here(session: Session, hlo: Path | None = None, report: Report = print)
     compiled = program.lower(batch).compile()
     seconds = time.perf_counter() - start
     module, by_kind = read_compiled(compiled, program, batch, hlo)
-    step = CompiledStep(by_kind, sum(by_kind.values()), None, traffic(module), seconds)
+    moved = traffic(module, collective_timer(program.mesh.devices.flatten().tolist()))
+    step = CompiledStep(by_kind, sum(by_kind.values()), None, moved, seconds)
     plan = Plan.of(session, program, step, _memory(device) // sharing)
     if not plan.fits:
         return plan

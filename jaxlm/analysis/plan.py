@@ -120,10 +120,13 @@ class Plan:
             return e.seconds
         return e and max(flops / self.peak_flops_per_chip, e.bytes_accessed / self.bandwidth_per_chip)
 
-    def mfu(self, seconds: float, flops: float | None = None) -> float:
-        """Return the share of the peak that a chip reaches with some FLOPs, by default the formula's, in this time."""
+    def mfu(self, seconds: float, flops: float | None = None) -> float | None:
+        """Return the share of the peak that a chip reaches with some FLOPs, by default the formula's, in this time.
+
+        None where the formula does not count them, as of frozen parameters.
+        """
         flops = self.flops_per_step / self.devices if flops is None else flops
-        return flops / seconds / self.peak_flops_per_chip
+        return flops / seconds / self.peak_flops_per_chip if flops else None
 
     def top_operations(self) -> list[dict[str, Any]]:
         """Return the operations that take longest: name, seconds a step, share of its time, and executions."""

@@ -32,7 +32,7 @@ def table_row(plan: Plan, name: str) -> str:
     p = plan.prediction
     time = ("-", "-", "-", "")
     if p:
-        time = (f"{p.seconds * 1e3:,.2f}", f"{plan.mfu(p.seconds):.1%}", si(plan.tokens_per_second), p.bound)
+        time = (f"{p.seconds * 1e3:,.2f}", _percent(plan.mfu(p.seconds)), si(plan.tokens_per_second), p.bound)
     flags = (f"--{flag} {value}" for flag, value in plan.changes.items() if not flag.startswith("mesh."))
     return "  ".join([
         f"{name:<14}{plan.devices:>6}  {'yes' if plan.fits else 'NO':<5}{gib(plan.step.hbm_bytes):>10}"
@@ -58,8 +58,9 @@ def describe(plan: Plan) -> str:
         lines.append("  Try a larger --mesh.fsdp, a smaller --train.batch-size, --train.accumulate or, unless the "
                      "model is reversible, --objective.model.remat full.")
     source = ", extrapolated from few layers." if plan.is_extrapolated else "."
-    lines += ["", f"{si(plan.flops_per_step)}FLOPs a step by formula, {si(plan.flops_per_step / plan.devices)}FLOPs a "
-                  f"chip; compiled in {step.compile_seconds:,.1f} s{source}"]
+    flops = (f"{si(plan.flops_per_step)}FLOPs a step by formula, {si(plan.flops_per_step / plan.devices)}FLOPs a chip"
+             if plan.flops_per_step else "No formula counts its FLOPs")
+    lines += ["", f"{flops}; compiled in {step.compile_seconds:,.1f} s{source}"]
     return "\n".join(lines + _time_lines(plan) + _collective_lines(plan))
 
 
@@ -69,11 +70,11 @@ def _time_lines(plan: Plan) -> list[str]:
         return [f"No estimate of its time: the clock of {plan.device_kind} is not known."] if plan.fits else []
     lines = [
         f"{'Roofline' if e.is_roofline else 'Predicted'}: {p.seconds * 1e3:,.2f} ms a step, MFU "
-        f"{plan.mfu(p.seconds):.1%}, bound by {p.bound}; collectives make {p.collective_seconds * 1e3:,.2f} ms of it."
+        f"{_percent(plan.mfu(p.seconds))}, bound by {p.bound}; collectives make {p.collective_seconds * 1e3:,.2f} ms of it."
     ]
     if measured := plan.measured_step_seconds:
         error = p.seconds / measured - 1
-        lines.append(f"Measured: {measured * 1e3:,.2f} ms, MFU {plan.mfu(measured):.1%}; the prediction is "
+        lines.append(f"Measured: {measured * 1e3:,.2f} ms, MFU {_percent(plan.mfu(measured))}; the prediction is "
                      f"{abs(error):.0%} too {'long' if error > 0 else 'short'}.")
     hours = plan.chip_hours and f"{plan.chip_hours:,.{0 if plan.chip_hours >= 10 else 2}f}"
     run = f"; {plan.steps:,} steps take {_duration(plan.days)}, {hours} chip-hours" if plan.days else ""
@@ -85,8 +86,8 @@ def _time_lines(plan: Plan) -> list[str]:
         f"executes {si(e.executed_flops)}FLOPs and moves {gib(e.bytes_accessed)}. An H100 took up to 10 % longer."
     ] if e.is_roofline else [
         f"Estimated by {e.method}, without collectives: {e.seconds * 1e3:,.2f} ms a step, MFU "
-        f"{plan.mfu(e.seconds):.1%} of {si(plan.peak_flops_per_chip)}FLOP/s "
-        f"({plan.mfu(e.seconds, e.executed_flops):.1%} by the {si(e.executed_flops)}FLOPs that a chip executes).",
+        f"{_percent(plan.mfu(e.seconds))} of {si(plan.peak_flops_per_chip)}FLOP/s "
+        f"({_percent(plan.mfu(e.seconds, e.executed_flops))} by the {si(e.executed_flops)}FLOPs that a chip executes).",
         f"Roofline: {plan.roofline_seconds * 1e3:,.2f} ms (by FLOPs {flops_seconds * 1e3:,.2f} ms; "
         f"{gib(e.bytes_accessed)} of memory traffic at {si(plan.bandwidth_per_chip)}B/s).",
     ]
@@ -128,6 +129,10 @@ def _duration(days: float) -> str:
     return f"{number:,.1f} {unit}"
 
 
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"
+
+
 def gib(size: float) -> str:
     """Return a size in bytes with a binary prefix: "1.50 GiB"."""
     power = min(3, int(math.log2(abs(size) or 1) / 10))
@@ -136,5 +141,5 @@ def gib(size: float) -> str:
 
 def si(value: float) -> str:
     """Return a number with a decimal prefix: "23.3 T"."""
-    power = min(5, int(math.log10(max(value, 1)) / 3))
-    return f"{value / 1000**power:,.3g} {('', 'k', 'M', 'G', 'T', 'P')[power]}"
+    power = min(6, int(math.log10(max(value * 1.00051, 1)) / 3))  # 999.5 is rounded up
+    return f"{value / 1000**power:,.3g} {('', 'k', 'M', 'G', 'T', 'P', 'E')[power]}"

@@ -44,6 +44,7 @@ def search(session: Session, topology: str, extrapolate: bool = False, report: R
                     found = plan(changed, topology, extrapolate=extrapolate, report=report)
                 except UserError as error:
                     refused = error
+                    report(f"The mesh {len(devices) // fsdp // tensor} x {fsdp} x {tensor}: {error}")
                     break
                 plans.append(dataclasses.replace(found, changes=changes))
                 yield plans[-1]
@@ -55,7 +56,7 @@ def search(session: Session, topology: str, extrapolate: bool = False, report: R
 
 def variants(session: Session, mesh: MeshConfig, devices: int) -> Iterator[tuple[Session, dict[str, Any]]]:
     """Yield the session over a mesh, then variants that take less memory and more time, each with its flags."""
-    flags = {"mesh.fsdp": mesh.fsdp, "mesh.tensor": mesh.tensor}
+    flags = {"mesh.data": mesh.data, "mesh.fsdp": mesh.fsdp, "mesh.tensor": mesh.tensor}
     session = session.replace(mesh=mesh)
     yield session, flags
     t, shards = session.experiment.train, devices // mesh.tensor

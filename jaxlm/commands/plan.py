@@ -52,8 +52,9 @@ def main(arguments: list[str]) -> int:
     for name in ("search", "price", "extrapolate"):
         if not topologies and getattr(options, name):
             parser.error(f"--{name} needs a --topology")
-    if (options.hlo or options.search) and len(topologies) > 1:
-        parser.error(f"--{'hlo' if options.hlo else 'search'} needs one --topology")
+    for name in ("hlo", "search", "price"):
+        if getattr(options, name) and len(topologies) > 1:
+            parser.error(f"--{name} needs one --topology")
     for name in ("search", "extrapolate"):
         if options.hlo and getattr(options, name):
             parser.error(f"--hlo needs one whole step; leave out --{name}")
@@ -65,6 +66,9 @@ def main(arguments: list[str]) -> int:
         compilation.prepare_environment()
     else:
         start_jax()
+    options.facts = {"price": options.price}
+    if experiment.train.steps is None and not experiment.train.phases:
+        options.facts["steps"] = None  # the text's size decides how many an epoch has
     constants_of = constant_shapes if topologies else constant_arrays
     session = open_stand_in(experiment, options.config, constants_of, log_line, options.phase)
     if options.search:
@@ -89,7 +93,7 @@ def print_plan(session: Any, topology: str | None, options: Any) -> None:
         found = plan(session, topology, hlo, options.extrapolate, log_line)
     else:
         found = plan_here(session, hlo, log_line)
-    found = dataclasses.replace(found, price=options.price)
+    found = dataclasses.replace(found, **options.facts)
     if topology or jax.process_index() == 0:
         print(json.dumps(found.to_json()) if options.json else describe(found))
 
@@ -103,7 +107,7 @@ def print_topologies(session: Any, topologies: list[str], options: Any) -> None:
     for name in topologies:
         try:
             found = plan(session, name, extrapolate=options.extrapolate, report=log_line)
-            found = dataclasses.replace(found, price=options.price)
+            found = dataclasses.replace(found, **options.facts)
             row, line = found.to_json(), table_row(found, name)
         except UserError as error:
             row, line = {"topology": name, "fits": None, "error": str(error)}, f"{name:<20}  -     {error}"
@@ -124,13 +128,14 @@ def print_search(session: Any, topology: str, options: Any) -> None:
     for found in search(session, topology, options.extrapolate, log_line):
         if not plans and not options.json:
             print(heading(session, "mesh"))
-        plans.append(dataclasses.replace(found, price=options.price))
+        plans.append(dataclasses.replace(found, **options.facts))
         if not options.json:
             print(table_row(found, " x ".join(map(str, found.mesh.values()))), flush=True)
     best = fastest(plans)
     if options.json:
         print(json.dumps({"plans": [one.to_json() for one in plans], "fastest": best and best.to_json()}))
     elif best is None:
-        print("\nNone fits; take more chips.")
+        print(f"\nThe clock of {plans[0].device_kind} is not known, so none is named the fastest."
+              if any(one.fits for one in plans) else "\nNone fits; take more chips.")
     else:
         print(f"\nFastest: {' '.join(f'--{name} {value}' for name, value in best.changes.items())}\n\n{describe(best)}")

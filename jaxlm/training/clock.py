@@ -71,9 +71,9 @@ class Clock:
             self.switch(before)
 
     def training_seconds(self) -> float:
-        """Return the time of steps of any kind until now, without evaluations and checkpoints."""
+        """Return the time of steps of any kind until now, without evaluations, checkpoints and steps that compile."""
         self.switch(self.phase)
-        return sum(self.seconds[phase] for phase in ("step", "lost", "data", "compilation"))
+        return sum(self.seconds[phase] for phase in ("step", "lost", "data"))
 
     def figures(self) -> dict[str, float]:
         """Return goodput, the share of `step`, and the seconds of every phase, for metrics.jsonl."""

@@ -159,7 +159,7 @@ def run_step(program: Program, state: TrainState, batches: Iterator[Any], log: S
     train_step = program.replay_step if is_replayed else program.train_step
     compiled = (id(train_step), *(array.shape for array in jax.tree.leaves(batch)))
     if compiled not in log.compiled_steps:
-        log.compiled_steps.add(compiled)
+        log.compiled_steps[compiled] = step
         with clock.during("compilation"):
             with recorded_choices() as kernels:  # named before minutes of compilation
                 train_step.trace(state, batch, program.constants)
@@ -250,8 +250,8 @@ class StepLog:
         self._after_step = after_step
         self.running: tuple[int, Terms] | None = None
         """The newest step and its terms, until they are read."""
-        self.compiled_steps: set[tuple[Any, ...]] = set()
-        """Programs and shapes of the batches so far; the step is compiled for each."""
+        self.compiled_steps: dict[tuple[Any, ...], int] = {}
+        """Programs and shapes of the batches so far, and the step that was compiled for each."""
         self._clock_seconds, self._clock_step = run.clock.training_seconds(), after_step
 
     def finish_previous(self) -> None:
@@ -295,11 +295,15 @@ class StepLog:
     def _figures(self, step: int, means: dict[str, float]) -> dict[str, float]:
         """Return the means with the learning rate and the speed since the last figures."""
         now, program = self.clock.training_seconds(), self._run.program.at(step)
-        speed = (step - self._clock_step) / (now - self._clock_seconds)
+        num_timed = len({*range(self._clock_step + 1, step + 1)} - {*self.compiled_steps.values()})
+        seconds = now - self._clock_seconds
         self._clock_seconds, self._clock_step = now, step
         means = {"loss": means.pop("loss", math.nan)} | means  # nan if all steps were skipped
         length, rows = self._run.feed.shape(step)
         means["learning_rate"] = _on_host(program.schedule, step - 1)
+        if not num_timed:  # only steps that were compiled
+            return means
+        speed = num_timed / seconds
         means["tokens_per_second"] = speed * rows * length
         flops = program.step_flops(length, rows)
         if self._peak and flops:

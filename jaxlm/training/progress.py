@@ -47,7 +47,8 @@ class Progress:
             figures = [f"loss {means['loss']:.3f}"]
             figures += [f"{name.replace('_', ' ')} {means[name]:.3f}" for name in means if name.endswith("accuracy")]
             figures.append(f"learning rate {means['learning_rate']:.2e}")
-            figures.append(f"{means['tokens_per_second']:,.0f} tokens/s")
+            if "tokens_per_second" in means:
+                figures.append(f"{means['tokens_per_second']:,.0f} tokens/s")
             if "mfu" in means:
                 figures.append(f"MFU {means['mfu']:.1%}")
             if left and self.bar.disable:

@@ -284,6 +284,9 @@ def test_reports_say_whether_it_fits_what_is_left_and_what_is_over():
     free = {kind: item._replace(seconds=0.0) for kind, item in PLAN.step.collectives.items()}
     assert "of TPU v5 lite for all-reduce is not known" in describe(changed(collectives=free))
     assert "the clock of TPU v5 lite is not known" in describe(changed(estimate=None))
+    uncounted = dataclasses.replace(PLAN, flops_per_step=0.0)
+    assert "No formula counts its FLOPs" in describe(uncounted) and "MFU -, bound by" in describe(uncounted)
+    assert uncounted.to_json()["predicted_mfu"] is None
     over = changed(hbm_bytes=2**34 + 12345, estimate=None, collectives={}, message="too much")
     assert "does not fit" in describe(over) and "12,345 bytes" in describe(over) and "too much" in describe(over)
     assert "NO" in table_row(over, "v5e:2x2")

@@ -161,9 +161,12 @@ def _damage(run: Run, change: Callable[[bytes], bytes]) -> None:
 def fill_the_disk(run: Run) -> None:
     """Leave up to 200 kB on the disk until all processes have ended."""
     ballast = run.place.files / "ballast"
-    size = shutil.disk_usage(run.place.files).free - run.draw.randrange(200_000)
+    left = run.draw.randrange(200_000)
     with ballast.open("wb") as file:
-        os.posix_fallocate(file.fileno(), 0, max(size, 1))
+        while True:
+            with contextlib.suppress(OSError):  # the run has taken some of it meanwhile
+                os.posix_fallocate(file.fileno(), 0, max(shutil.disk_usage(run.place.files).free - left, 1))
+                break
     try:
         run.wait_until(lambda: False)
     finally:
