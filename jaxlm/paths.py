@@ -100,14 +100,14 @@ def any_path(path: str | os.PathLike[str]) -> epath.Path:
         if in_bucket(found):
             if not os.fspath(found).partition("://")[2].strip("/"):  # which its client would ask for a minute
                 raise UserError(f"{path} names no bucket.")
-            _limit_waiting()
+            limit_waiting()
             found.exists()
     if not in_bucket(found) and os.path.exists(found) and not (os.path.isfile(found) or os.path.isdir(found)):
         raise UserError(f"{path} is neither a file nor a folder; write what it gives to a file.")
     return found
 
 
-def _limit_waiting() -> None:
+def limit_waiting() -> None:
     """Have gcsfs ask again where a server says nothing for a minute; without this it waits forever."""
     with contextlib.suppress(ImportError):  # of other buckets only
         from aiohttp import ClientTimeout

@@ -121,14 +121,14 @@ def bench_fine_tuning(
     program = session.program(make_mesh(experiment.mesh))
     feed = session.feed(program.mesh)
     fresh = program.init_params(t.seed)
-    params = jax.device_get(task.merge_pretrained(fresh, session.pretrained))
+    params = task.merge_pretrained(fresh, session.pretrained)
     step = _Steps(program, program.init_state(params))
     sides = [Side("jaxlm", lambda steps: step.run(itertools.islice(feed.after(0), steps)))]
     if has_peer:
         examples = rows.examples("train", task, length)
         batches = rows.batches("train", t.batch_size, task.row_format(length), t.seed)
         chosen = [examples[i].arrays for step in range(steps) for i in batches.batch(step)["row"]]
-        sides.append(fine_tuning(experiment, task, params, session.tokenizer, chosen, steps))
+        sides.append(fine_tuning(experiment, task, jax.device_get(params), session.tokenizer, chosen, steps))
     facts = _facts(experiment, task) | dict(task=task.name, model=type(task.model).__name__, steps=steps)
     return facts | _timed(sides, "rows", t.batch_size, steps, report)
 

@@ -210,12 +210,16 @@ def log_line(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def start_jax() -> None:
-    """Join the processes of a cluster and turn on the persistent compilation cache."""
+def start_jax(alone: str = "") -> None:
+    """Join the processes of a cluster and turn on the persistent compilation cache.
+
+    Raises:
+        UserError: The devices cannot start, or several processes run the command `alone`, which is for one.
+    """
     import jax
 
     from jaxlm.data.cache import compilation_cache
-    from jaxlm.parallel.hosts import join_processes, start_devices
+    from jaxlm.parallel.hosts import CLUSTER, join_processes, start_devices
 
     # For inference too, as `GPU_OPTIONS` for steps: the search for Triton's products takes a minute for each shape.
     flags = os.environ.get("XLA_FLAGS", "")
@@ -231,6 +235,8 @@ def start_jax() -> None:
         # An assertion without a text means that there is no plugin for these platforms.
         why = str(error) or f"JAX_PLATFORMS={jax.config.jax_platforms} has no plugin; install jaxlm's extra for it."
         raise UserError(f"jax cannot start its devices: {why.splitlines()[0]}") from error
+    if alone and jax.process_count() > 1:
+        raise UserError(f"`{alone}` is for one process; run it on one host, with {CLUSTER}=0.")
 
 
 def update_curves(run: epath.Path, token_losses: Sequence[str] = ()) -> None:

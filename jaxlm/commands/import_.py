@@ -22,7 +22,7 @@ def main(arguments: list[str]) -> None:
     # A run that was killed before it wrote its configuration leaves its lock behind.
     if out.exists() and (not out.is_dir() or any(path.name != ".lock" for path in out.iterdir())):
         raise UserError(f"{out} is there already and is not empty; nothing was written, choose another folder.")
-    start_jax()
+    start_jax(alone="jaxlm import")
     from jaxlm import hub
     from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig
     from jaxlm.data.text import TextData

@@ -64,7 +64,7 @@ def _extend(arguments: list[str]) -> None:
     if not options.words:
         raise UserError("--words 0 adds no word; give 1 or more.")
     out = _new_folder(options.out, "Transformers folders")
-    start_jax()
+    start_jax(alone="jaxlm tokenizer extend")
     from jaxlm.data.text import TextData
     from jaxlm.huggingface import ModelCard, export_folder
     from jaxlm.runs.load import load_model

@@ -138,7 +138,7 @@ def _remark(count: int, left_out: Mapping[str, Sequence[str]]) -> str:
 
 def split_source(source: str) -> list[str]:
     """Return the items of a source; a file may have a comma in its name."""
-    if source and "," in source and not source.startswith(_DATASETS) and epath.Path(source).exists():
+    if source and "," in source and not source.startswith(_DATASETS) and any_path(source).exists():
         return [source]
     items = [item.strip() for item in source.split(",")]
     if not all(items):

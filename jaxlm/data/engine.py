@@ -28,7 +28,7 @@ from etils import epath
 from jaxlm.data.arrays import FACTS
 from jaxlm.data.parts import EXPANSION, Part
 from jaxlm.errors import UserError
-from jaxlm.paths import at_once, new_folder
+from jaxlm.paths import at_once, limit_waiting, new_folder
 from jaxlm.types import Report
 
 _ALONE = 1 << 25  # bytes of a text that one process reads before others have started
@@ -234,6 +234,7 @@ def _worker() -> Iterator[Callable[[Job], Iterator[int]]]:
 
 def _serve() -> None:
     """Do the jobs of standard input; answer on standard output with the bytes read, then with None or an error."""
+    limit_waiting()
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # what libraries print
     waiting = 0

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
-from etils import epath
 
 from jaxlm.data.base import RowFormat, Statistics, entropy
 from jaxlm.data.batches import Batches
@@ -29,7 +28,7 @@ from jaxlm.data.readers import KINDS
 from jaxlm.data.store import Store
 from jaxlm.data.windows import NUMBERS
 from jaxlm.errors import UserError
-from jaxlm.paths import reading
+from jaxlm.paths import any_path, reading
 from jaxlm.types import TokenBatch
 
 BLOCK = 1 << 14
@@ -84,7 +83,7 @@ def _names(sources: Sequence[str]) -> Iterator[list[str]]:
 
 def _divide_weight(item: str) -> tuple[str, float | None]:
     name, _, number = item.rpartition("@")
-    if not name or not _NUMBER.fullmatch(number) or epath.Path(item).exists():
+    if not name or not _NUMBER.fullmatch(number) or any_path(item).exists():
         return item, None
     if not 0 < float(number) < math.inf:
         raise UserError(f"The weight of {name} in --data.source is {number}; give a number above 0.")

@@ -71,7 +71,7 @@ def evaluate(
             raise UserError(f"--columns is for a file, and {path} is a folder; leave it out.")
         found = _retrieval(encode, together(lambda: _read_folder(Path(path)), "all to read the texts"), limit, True)
     else:
-        names = list(columns) or _columns(path)
+        names = list(columns) or together(lambda: _columns(path), "all to read the columns")
         if len(names) not in (2, 3):
             raise UserError("--columns takes two texts and a score, or a query and its documents, between commas.")
         chosen = Columns(names, "Choose columns with --columns")

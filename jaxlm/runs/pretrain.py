@@ -20,7 +20,7 @@ from jaxlm.huggingface.table import listed
 from jaxlm.inference.samples import sampler
 from jaxlm.objectives.base import Bound
 from jaxlm.objectives.pretrained import PretrainedModel
-from jaxlm.parallel.hosts import from_main, main_first, require_same, require_shared
+from jaxlm.parallel.hosts import from_main, main_first, require_same, require_shared, together
 from jaxlm.parallel.mesh import check_batch, make_mesh
 from jaxlm.paths import run_path
 from jaxlm.runs import resume
@@ -114,7 +114,10 @@ def _train(session: Session, mesh: Mesh, report: Report, stack: contextlib.ExitS
     experiment, run = session.experiment, session.run
     t = experiment.train
     program = session.program(mesh)
-    feed = main_first(lambda: session.feed(mesh), "count the rows")  # the others find counts of many
+    if experiment.data.has_labels:  # a task may open a model for its rows, as KagNet does, on all processes
+        feed = together(lambda: session.feed(mesh), "all to encode the rows")
+    else:
+        feed = main_first(lambda: session.feed(mesh), "count the rows")  # the others find counts of many
     texts = feed.texts(3) if t.sample_every and jax.process_count() == 1 else []
 
     def sample(objective: Bound, params: Params) -> list[str]:

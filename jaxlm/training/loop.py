@@ -102,13 +102,15 @@ def train(
             if is_out_of_patience(history, t) and step < t.steps:
                 log.progress.note(f"Stopped after step {step:,}: no better {t.criterion} in {t.patience} evaluations.")
                 break
-            if stop_signal and step < t.steps:
+            if stop_signal:  # also at the last step: other seeds may follow, or an evaluation
                 line = f"Stopped by a signal after step {step:,}; saved. Run the same command to go on."
                 _finish(checkpoints, log, [line])
                 raise Stopped(stop_signal)
-        stop(0)  # another run of this process begins at 1 again
+        stop_signal = stop(0)  # another run of this process begins at 1 again
         kept = {step: history[step] for step in checkpoints.steps() if step in history}
         _finish(checkpoints, log, _describe_best(kept, t))
+    if stop_signal:
+        raise Stopped(stop_signal)
     return state, figures
 
 
