@@ -8,6 +8,7 @@ import os
 import jax
 
 from jaxlm.config.experiment import Resolved
+from jaxlm.errors import Stopped
 from jaxlm.parallel.hosts import main_first
 from jaxlm.runs.folder import write_metadata
 from jaxlm.runs.load import load_run
@@ -25,7 +26,9 @@ def finetune(resolved: Resolved, run_dir: str | os.PathLike[str], report: Report
     Raises:
         UserError, Stopped: as `pretrain`.
     """
-    session, _, state, figures, metadata = pretrain(resolved, run_dir, report)
+    session, _, state, figures, metadata, signal = pretrain(resolved, run_dir, report)
+    if signal:
+        raise Stopped(signal)
     if not figures:
         return None
     t = session.kept.train

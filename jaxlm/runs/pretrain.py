@@ -48,6 +48,8 @@ class Trained(NamedTuple):
     """Figures of the last evaluation; none without held-out data."""
     metadata: dict[str, Any]
     """Contents of data.json."""
+    signal: int = 0
+    """Signal that arrived in the last step, which stops what would follow; 0 for none."""
 
 
 def pretrain(resolved: Resolved, run_dir: str | os.PathLike[str], report: Report = print) -> Trained:
@@ -155,10 +157,10 @@ def _train(session: Session, mesh: Mesh, report: Report, stack: contextlib.ExitS
     writer = main_first(open_writer, "open the metrics", everywhere=False)
     progress = stack.enter_context(Progress(t.steps, after_step, enabled=jax.process_index() == 0))
     steps = Run(program, feed, checkpoints, metadata, writer, progress, clock)
-    state, figures = train(steps, state, totals, sample if texts else None)
+    state, figures, signal = train(steps, state, totals, sample if texts else None)
     done = checkpoints.steps()[-1]  # fewer than `train.steps` if training stopped early
     progress.note(f"Finished {done:,}{f' of {t.steps:,}' if done < t.steps else ''} steps. Run: {run.path}")
-    return Trained(session, program, state, figures, metadata)
+    return Trained(session, program, state, figures, metadata, signal)
 
 
 def _settings(experiment: Experiment) -> dict[str, Any]:

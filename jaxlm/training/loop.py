@@ -57,8 +57,10 @@ class Run:
 
 def train(
     run: Run, state: TrainState, totals: Totals, sample: Callable[[Bound, Params], list[str]] | None = None
-) -> tuple[TrainState, dict[str, float]]:
-    """Run the steps after `state.step`; return the last state and the figures of the last evaluation.
+) -> tuple[TrainState, dict[str, float], int]:
+    """Run the steps after `state.step`; return the last state, the figures of the last evaluation, and a late signal.
+
+    A signal that arrives in the last step, which is saved anyway, is for what would follow the run; 0 for none.
 
     `totals` were not logged before the run was resumed; `sample` returns the lines that `train.sample_every` asks for.
 
@@ -67,7 +69,7 @@ def train(
         Stopped: A signal has stopped the run; its state has been saved.
     """
     program, feed, checkpoints, t = run.program, run.feed, run.checkpoints, run.program.train
-    after_step, folder, figures = int(state.step), checkpoints.folder.parent, {}
+    after_step, folder, figures, stop_signal = int(state.step), checkpoints.folder.parent, {}, 0
     log = StepLog(run, after_step, totals)
     history = evaluations(folder, t.criterion, up_to=after_step)
     if t.uses_best and after_step not in history:
@@ -102,16 +104,14 @@ def train(
             if is_out_of_patience(history, t) and step < t.steps:
                 log.progress.note(f"Stopped after step {step:,}: no better {t.criterion} in {t.patience} evaluations.")
                 break
-            if stop_signal:  # also at the last step: other seeds may follow, or an evaluation
+            if stop_signal and step < t.steps:
                 line = f"Stopped by a signal after step {step:,}; saved. Run the same command to go on."
                 _finish(checkpoints, log, [line])
                 raise Stopped(stop_signal)
-        stop_signal = stop(0)  # another run of this process begins at 1 again
+        stop_signal = stop(0) or stop_signal  # another run of this process begins at 1 again
         kept = {step: history[step] for step in checkpoints.steps() if step in history}
         _finish(checkpoints, log, _describe_best(kept, t))
-    if stop_signal:
-        raise Stopped(stop_signal)
-    return state, figures
+    return state, figures, stop_signal
 
 
 def _finish(checkpoints: Checkpoints, log: StepLog, lines: list[str]) -> None:

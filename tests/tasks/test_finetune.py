@@ -27,6 +27,7 @@ from jaxlm.runs.session import set_up
 from jaxlm.tasks.classification import Classification, TextRows
 from jaxlm.tasks.text_to_text import TextToText
 from jaxlm.training.checkpoints import Checkpoints
+from jaxlm.training.loop import train
 from tests.params import random_params
 from tests.tasks.support import sentences
 from tests.training.support import metadata, metrics, saved_steps
@@ -193,8 +194,13 @@ def test_elmo_from_a_run(preset, rows, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_seeds_and_another_fine_tuned_run(models, rows, tmp_path, capsys):
-    assert finetune("classify", rows["classify"], models("bert"), tmp_path / "runs", "--seeds", "2") == 0
+def test_seeds_and_another_fine_tuned_run(models, rows, tmp_path, capsys, monkeypatch):
+    seeds = ["classify", rows["classify"], models("bert"), tmp_path / "runs", "--seeds", "2"]
+    with monkeypatch.context() as patch:  # a signal in the last step stops the other seeds
+        patch.setattr("jaxlm.runs.pretrain.train", lambda *arguments: (*train(*arguments)[:2], 15))
+        assert finetune(*seeds) == 143 and not (tmp_path / "runs" / "seed_1").exists()
+    capsys.readouterr()
+    assert finetune(*seeds) == 0
     found = result(capsys)
     assert found["seeds"] == 2 and set(found["deviations"]) == set(found["metrics"])
     assert (tmp_path / "runs" / "seed_1" / "config.json").exists()
