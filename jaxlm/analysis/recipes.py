@@ -136,8 +136,12 @@ def electra_loss(objective: ReplacedTokens, models: list[Any], inputs: dict[str,
         drawn = (logits - torch.empty_like(logits).exponential_().log()).argmax(-1)
         ids = inputs["original_ids"].masked_scatter(masked, drawn)
         replaced = (ids != inputs["original_ids"]).long()
-    judged = discriminator(input_ids=ids, labels=replaced, **context)
-    return objective.generator_weight * guess.loss + objective.discriminator_weight * judged.loss
+    if objective.judge == "masked":
+        logits = discriminator(input_ids=ids, **context).logits[masked]
+        judged = torch.nn.functional.binary_cross_entropy_with_logits(logits, replaced[masked].float())
+    else:
+        judged = discriminator(input_ids=ids, labels=replaced, **context).loss
+    return objective.generator_weight * guess.loss + objective.discriminator_weight * judged
 
 
 RECIPES = {

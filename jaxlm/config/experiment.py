@@ -6,6 +6,7 @@ import ast
 import contextlib
 import dataclasses
 import functools
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, Self
@@ -424,7 +425,7 @@ def parse_phases(text: str) -> tuple[PhaseConfig, ...]:
 def _literal(text: str) -> Any:
     """Return the number, boolean or None that a text spells, else the text."""
     with contextlib.suppress(ValueError, SyntaxError):
-        return ast.literal_eval(text)
+        return math.inf if text == "inf" else ast.literal_eval(text)
     return text
 
 

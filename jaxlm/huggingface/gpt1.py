@@ -11,7 +11,7 @@ from jaxlm.objectives.causal_lm import CausalLM
 
 FIELDS: Fields = gpt2.FIELDS | {"vocab_size": ("vocab_size", 40478), "max_positions": ("n_positions", 512)}
 # "gelu" is the tanh approximation in their class.
-ACTIVATIONS = {"gelu": "gelu_new", "gelu_new": "gelu_new", "relu": "relu"}
+ACTIVATIONS = {"gelu": "gelu_new", "gelu_new": "gelu_new", "relu": "relu", "silu": "silu", "swish": "silu"}
 
 
 def table(num_layers: int) -> Table:
@@ -34,10 +34,10 @@ def models(objective: CausalLM) -> tuple[TransformersModel]:
     m = objective.model
     if m.intermediate_size != 4 * m.hidden_size or m.activation == "gelu":
         raise UserError(
-            "GPT-1's class in Transformers has a feed-forward layer four times as wide as the model, with relu or "
-            "the tanh approximation of gelu; other models cannot be exported."
+            "GPT-1's class in Transformers has a feed-forward layer four times as wide as the model, with relu, "
+            "silu or the tanh approximation of gelu; other models cannot be exported."
         )
-    config = {"model_type": "openai-gpt", "afn": "relu" if m.activation == "relu" else "gelu"}
+    config = {"model_type": "openai-gpt", "afn": "gelu" if m.activation == "gelu_new" else m.activation}
     return (gpt2.decoder(objective, "OpenAIGPTLMHeadModel", table(m.num_layers), config),)
 
 

@@ -87,7 +87,7 @@ class Deberta(Encoder):
         self, params: Params, inputs: Inputs, *, key: jax.Array | None = None,
         at: Int[Array, "batch selected"] | None = None,
     ) -> Float[Array, "batch length_or_selected hidden"]:
-        if not self.mask_decoder:
+        if not self.mask_decoder or "position" not in params:  # which tasks lack
             return super().hidden_states(params, inputs, key=key, at=at)
         keys = [None] * 4 if key is None else jax.random.split(key, 4)
         x, shared = self._embed(params, inputs, keys[0])

@@ -66,15 +66,12 @@ class ReplacedTokens(Objective):
     token_losses = ("generator_loss",)
     answer_kind = "masks"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self, vocabulary: Vocabulary, length: int) -> None:
         if self.two_segments and self.model.type_vocab_size < 2:
             raise UserError(
                 f"objective.two_segments needs 2 segment types, but objective.model.type_vocab_size is "
                 f"{self.model.type_vocab_size}; raise it, or set two_segments to False."
             )
-
-    def check(self, vocabulary: Vocabulary, length: int) -> None:
         require_masking(vocabulary, length, self.model.max_positions, "replaced-token detection")
 
     def row_format(self, length: int) -> RowFormat:
@@ -151,11 +148,12 @@ class ReplacedTokens(Objective):
 
     def describe(self, batch: TokenBatch, example: Example, row: int) -> list[Line]:
         text, masked, targets = masked_lines(self.vocabulary, example, row)
+        judged = len(text.ids if self.judge == "all" else targets.ids)
         return [
             text, masked._replace(title="generator sees"),
             targets._replace(title=f"generator predicts {len(targets.ids)}"),
             Line(
-                f"discriminator judges all {len(text.ids)} tokens, the generator's guesses in place of the targets",
+                f"discriminator judges {judged} tokens, with the generator's guesses in place of the targets",
                 [], [],
             ),
         ]

@@ -30,7 +30,7 @@ from jaxlm.runs.session import find_tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.training.checkpoints import Checkpoints
 from jaxlm.training.metrics import best_step, evaluations
-from jaxlm.trees import leaves, nest
+from jaxlm.trees import leaves, path_string
 from jaxlm.types import FolderSettings, Params
 
 
@@ -109,7 +109,8 @@ def load_run(path: str | os.PathLike[str], mesh: Sizes = None) -> PretrainedMode
         own, model = phase.experiment.objective, phase.experiment.objective.model.with_execution(attention="auto")
         objective = dataclasses.replace(own if phase.has_objective else objective, model=model)
         found = leaves(params)
-        params = nest({path: found[path] for path in leaves(jax.eval_shape(objective.init, jax.random.key(0)))})
+        shapes = jax.eval_shape(objective.init, jax.random.key(0))
+        params = jax.tree_util.tree_map_with_path(lambda path, _: found[path_string(path)], shapes)
     chosen = dict(run.metadata.get("chosen", {}))
     if chosen.pop("step", step) == step and len(run.named_steps) < 2:  # chosen for these parameters
         # A value in the configuration is the user's own.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -174,18 +175,23 @@ def scale_by_depth(
 ) -> optax.GradientTransformation:
     """Multiply each update by decay^(number of layers above its parameter), as in the fine-tuning of ELECTRA and XLNet.
 
-    Layer i of n has depth i + 1. The parameters named in `input_params` have depth 0, and all others, such as heads,
+    Layer i of n has depth i + 1; a stack of repeats of p kinds of layers (the Reformer's) has layer k of repeat i at
+    i · p + k. The parameters named in `input_params` have depth 0, and all others, such as heads,
     n + `above_layers`. A stack with fewer layers than the deepest one (ERNIE's entities) belongs to the last layers.
     """
     def factors(params: Any) -> Any:
-        leaves = jax.tree_util.tree_leaves_with_path(params)
-        num_layers = max((leaf.shape[0] for path, leaf in leaves if is_stacked(path_string(path))), default=0)
+        names = {path_string(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
+        period = 1 + max(map(_kind, names), default=0)
+        num_layers = period * max((leaf.shape[0] for name, leaf in names.items() if is_stacked(name)), default=0)
+        if not num_layers:
+            raise UserError("optimizer.layer_decay needs layers in a stack, which this model lacks; set it to 1.")
         top = num_layers + above_layers
 
         def factor(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array | float:
             name = path_string(path)
             if is_stacked(name):
-                depths = jnp.arange(1 + num_layers - leaf.shape[0], num_layers + 1, dtype=jnp.float32)
+                first = 1 + num_layers - period * leaf.shape[0] + _kind(name)
+                depths = jnp.arange(first, num_layers + 1, period, dtype=jnp.float32)
                 return (decay ** (top - depths)).reshape(-1, *[1] * (leaf.ndim - 1))
             parts = name.split("/")[:2]  # the first may be a network of ELECTRA
             return decay**top if set(parts) & set(input_params) else 1.0
@@ -193,6 +199,12 @@ def scale_by_depth(
         return jax.tree_util.tree_map_with_path(factor, params)
 
     return optax.stateless(lambda updates, params: jax.tree.map(lambda u, f: u * f, updates, factors(params)))
+
+
+def _kind(name: str) -> int:
+    """Return the number of a parameter's layer in a repeat ("layers/2/mlp/wi/kernel"), 0 in a stack of equal layers."""
+    found = re.search(r"(?:^|/)layers/(\d+)/", name)
+    return int(found[1]) if found else 0
 
 
 def without_bias_correction(adam: optax.GradientTransformation, eps: float) -> optax.GradientTransformation:

@@ -112,6 +112,15 @@ def test_rematerialization_and_loops_change_nothing(remat):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), gradients(model), other)
 
 
+def test_a_task_reads_the_states_below_the_mask_decoder():
+    """As DebertaV2's classes do: a generator is fine-tuned without the positions of its decoder."""
+    model, ids = dataclasses.replace(SMALL, mask_decoder=True), jnp.arange(12)[None] % 90
+    params = model.init_task(jax.random.key(0))
+    assert "position" not in params
+    plain = jax.jit(SMALL.hidden_states)(params, Inputs(ids))
+    np.testing.assert_array_equal(jax.jit(model.hidden_states)(params, Inputs(ids)), plain)
+
+
 def test_the_pair_shares_the_word_embedding():
     names = [f.name for f in dataclasses.fields(DebertaV3) if hasattr(SMALL, f.name)]
     pair = DebertaV3(**{name: getattr(SMALL, name) for name in names}, generator_num_layers=1)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from jaxlm.errors import UserError
+from jaxlm.models.llama import Llama
 from jaxlm.tasks.answers import AnswerRows
 from jaxlm.tasks.classification import Classification, TextRows
 from jaxlm.tasks.multiple_choice import ChoiceRows, MultipleChoice
@@ -107,6 +108,15 @@ def test_a_file_without_rows(tmp_path):
 def test_options_of_a_classifier_are_refused_for_text_to_text(field):
     with pytest.raises(UserError, match=f"{field} is for a classifier"):
         TextToText(kind=Classification(**{field: True})).bind(Vocabulary.stand_in(100), 64)
+
+
+def test_a_language_model_loss_needs_the_output_layer():
+    """A task has no output parameters, such as the head of an untied Llama."""
+    model = Llama(vocab_size=100, hidden_size=8, num_layers=1, num_heads=2, num_kv_heads=2, head_dim=4, intermediate_size=8)
+    with pytest.raises(UserError, match="lm_coefficient needs a decoder whose output layer is its embeddings"):
+        Classification(model=model, lm_coefficient=0.5).check(Vocabulary.stand_in(100), 16)
+    tied = dataclasses.replace(model, tied_head=True)
+    Classification(model=tied, lm_coefficient=0.5).check(Vocabulary.stand_in(100), 16)
 
 
 def test_a_label_that_is_no_number(tmp_path):

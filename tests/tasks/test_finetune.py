@@ -181,7 +181,7 @@ def test_elmo_from_a_run(preset, rows, tmp_path, capsys):
     """ELMo mixes its layers and averages the vectors of a text's words."""
     others = [f"{text} word{i} word{i}" for i, text in enumerate(sentences(450))]
     (tmp_path / "text.txt").write_text("\n\n".join(others))
-    sizes = dict(hidden_size=8, cell_size=16, character_size=4, filter_widths=2, num_highways=1)
+    sizes = dict(hidden_size=8, cell_size=16, character_size=4, filter_widths=2, num_highways=0)
     flags = [f"--objective.model.{name.replace('_', '-')}={value}" for name, value in sizes.items()]
     flags += ["--objective.noise-words", "0", "--data.length", "16", "--data.vocab-size", "512"]
     assert main(["pretrain", "configs/elmo_tiny.py", "--data.source", str(tmp_path / "text.txt"), "--run-dir",

@@ -8,6 +8,7 @@ import gc
 import hashlib
 import itertools
 import json
+import math
 import weakref
 from pathlib import Path
 from typing import Any
@@ -201,6 +202,7 @@ def test_phases_of_a_flag_and_of_an_earlier_run(text):
     """As a text, and as the list in config.json; configurations of earlier versions have the text."""
     config = experiment_of(text)
     assert parse_phases(config.phases_text) == config.train.phases
+    assert parse_phases("3 data.temperature=inf")[0].fields == (("data.temperature", math.inf),)
     stored = json.loads(json.dumps(to_json(config.train)))
     assert isinstance(stored["phases"], list)
     assert from_json(stored) == from_json(stored | {"phases": text}) == config.train

@@ -441,6 +441,20 @@ def test_layer_decay_of_two_networks():
             assert all((leaf == 0.5**5).all() for leaf in jax.tree.leaves(found[network][name])), (network, name)
 
 
+def test_layer_decay_of_repeated_kinds():
+    """A Reformer of six layers, of which each third is of a kind, has six depths; ELMo has none."""
+    model = Reformer(vocab_size=8, hidden_size=8, num_layers=6, attention_types=("local", "lsh", "local"),
+                     axial_widths=(4, 4))
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    ones = jax.tree.map(lambda leaf: np.ones(leaf.shape, np.float32), shapes)
+    scale = scale_by_depth(0.5, model.input_params, 2)
+    found = jax.jit(lambda ones: scale.update(ones, scale.init(ones), ones)[0])(ones)
+    for kind in range(3):
+        assert (found["layers"][str(kind)]["mlp_norm"]["scale"][:, 0] == 0.5 ** (7 - kind - np.array([0, 3]))).all()
+    with pytest.raises(UserError, match="needs layers in a stack"):
+        scale.update({"lstm": ones}, None, {"lstm": np.ones(3)})
+
+
 def test_layer_decay_of_xlnet():
     """Yang et al. 2019, fine-tuning: rate · d^(n - m) for layer m of 1 to n, and the full rate beside the layers."""
     model = Xlnet(vocab_size=8, hidden_size=4, num_layers=3, num_heads=2, intermediate_size=4)
