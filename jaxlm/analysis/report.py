@@ -70,7 +70,8 @@ def _time_lines(plan: Plan) -> list[str]:
         return [f"No estimate of its time: the clock of {plan.device_kind} is not known."] if plan.fits else []
     lines = [
         f"{'Roofline' if e.is_roofline else 'Predicted'}: {p.seconds * 1e3:,.2f} ms a step, MFU "
-        f"{_percent(plan.mfu(p.seconds))}, bound by {p.bound}; collectives make {p.collective_seconds * 1e3:,.2f} ms of it."
+        f"{_percent(plan.mfu(p.seconds))}, bound by {p.bound}; collectives make {p.collective_seconds * 1e3:,.2f} ms "
+        "of it."
     ]
     if measured := plan.measured_step_seconds:
         error = p.seconds / measured - 1

@@ -177,10 +177,10 @@ class TrainConfig:
     keep_checkpoints: int = field(3, resumable=True, range="[1, inf)")
     """Number of newest checkpoints to keep, besides the best one."""
     skip_nonfinite: int = field(0, resumable=True, range="[0, inf)")
-    """Number of steps in a row that may be left out because their loss or gradient is not finite: parameters and optimizer
-    then stay as they were, while the learning rate and a recurrence memory go on; the memory is reset if it is not
-    finite. The next such step ends the run. `skipped` in the metrics is their share.
-    A high but finite loss is never left out."""
+    """Number of steps in a row that may be left out because their loss or gradient is not finite: parameters and
+    optimizer then stay as they were, while the learning rate and a recurrence memory go on; the memory is reset if it
+    is not finite. The next such step ends the run. `skipped` in the metrics is their share. A high but finite loss is
+    never left out."""
     replay_every: int = field(0, resumable=True, range="[0, inf)")
     """Steps between those that compute loss and gradients twice, with `deterministic`; the run ends with exit code 3
     where a bit differs, before the update is used. 0: none."""

@@ -368,8 +368,8 @@ def damaged(path: str, what: str | Exception) -> UserError:
         return outage(path, cause(what))
     may_pass = getattr(what, "errno", None) in _SYSTEM_ERRNOS
     if may_pass or isinstance(what, PermissionError):
-        return UserError(
-            f"{path} cannot be read ({cause(what)}), but may be whole; fix the cause and run again.", 1 if may_pass else 2)
+        text = f"{path} cannot be read ({cause(what)}), but may be whole; fix the cause and run again."
+        return UserError(text, 1 if may_pass else 2)
     folder = os.path.dirname(path)
     if os.path.basename(folder) in SPLITS or os.path.basename(path) == "repeats":  # a mask is made with the others
         folder = os.path.dirname(folder)

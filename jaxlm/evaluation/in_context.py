@@ -128,15 +128,15 @@ def _last_word(loaded: TrainedModel, task: PromptTask, examples: Sequence[Prompt
     """
     texts = [example.prompt.rstrip() for example in examples]
     cuts = [max(text.rfind(space) for space in (" ", "\n", "\t")) for text in texts]
-    for example, cut in zip(examples, cuts, strict=True):
-        if cut < 1:
+    for example, end in zip(examples, cuts, strict=True):
+        if end < 1:
             raise UserError(
                 f"{example.place}: the text needs two words or more, since the last one is predicted; remove the row."
             )
-    found = loaded.score([(text[:cut], text[cut:]) for text, cut in zip(texts, cuts, strict=True)], sentinel=sentinel)
+    found = loaded.score([(text[:end], text[end:]) for text, end in zip(texts, cuts, strict=True)], sentinel=sentinel)
     rows = [
         {
-            "prediction": bool(each.is_likeliest.all()), "gold": text[cut + 1 :], "log_likelihood": each.total,
+            "prediction": bool(each.is_likeliest.all()), "gold": text[end + 1 :], "log_likelihood": each.total,
             "last_token": bool(each.is_likeliest[-1]),
         }
         for text, cut, each in zip(texts, cuts, found, strict=True)

@@ -165,7 +165,7 @@ def score_texts(loaded: PretrainedModel, texts: Sequence[str], stride: int) -> l
         )
     length = window(loaded)
     if not 0 < stride <= length:
-        raise UserError(f"stride is {stride}; it must be at least 1 and at most what the model reads at a time, {length} tokens.")
+        raise UserError(f"stride is {stride}; it must be 1 to {length}, the tokens that the model reads at a time.")
     begin = text_begin(loaded)
     pairs = [list(windows(tokenizer.encode(text), begin, length, stride)) for text in texts]
     found = iter(score(loaded, [pair for parts in pairs for pair in parts]))

@@ -230,7 +230,8 @@ class Model:
     @property
     def vector_token(self) -> Literal["first", "last", "mean"]:
         """Token of pooling "cls": the summary token, but [CLS] where only classifiers average all tokens."""
-        return "first" if self.summary_token == "mean" and self.template.single.startswith("cls") else self.summary_token
+        has_cls = self.summary_token == "mean" and self.template.single.startswith("cls")
+        return "first" if has_cls else self.summary_token
 
     def summary(
         self, params: Params, inputs: Inputs, *, key: jax.Array | None = None, pad: int = -1,

@@ -90,8 +90,7 @@ class PooledTask(Task):
         if self.lm_coefficient and not self.model.is_causal:
             raise UserError(f"objective.lm_coefficient is for decoders; set it to 0 for a {type(self.model).__name__}.")
         if self.lm_coefficient and jax.eval_shape(self.model.init, jax.random.key(0)).keys() & self.model.output_params:
-            raise UserError(
-                "objective.lm_coefficient needs a decoder whose output layer is its embeddings, as GPT-1's; set it to 0.")
+            raise UserError("objective.lm_coefficient needs a decoder that predicts by its embeddings; set it to 0.")
         super().check(vocabulary, length)
 
     def loss(self, params: Params, example: Arrays, key: jax.Array, train: bool) -> Terms:

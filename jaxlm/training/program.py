@@ -327,8 +327,9 @@ def make_train_step(
 def _if_finite(new: TrainState, old: TrainState, terms: Terms, fresh_memory: Memory) -> TrainState:
     """Return `new` if loss and gradients are finite, else `old` after a skipped step.
 
-    Its memory is the new one if that is finite, else fresh. The learning rate goes on: its phases are steps. The host counts the skipped steps (see `StepLog`):
-    optax.apply_if_finite has its counts in the optimizer's state, so that no run could be resumed with another limit.
+    Its memory is the new one if that is finite, else fresh. The learning rate goes on, since phases and decays begin
+    after so many steps. The host counts the steps that are skipped in a row (see `StepLog`): optax.apply_if_finite has
+    its counts in the optimizer's state, so that no run could be resumed with another limit.
     """
     finite = jnp.isfinite(terms["loss"].total) & jnp.isfinite(terms["grad_norm"].total)
     is_whole = jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(new.memory)]))

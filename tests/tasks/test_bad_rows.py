@@ -112,8 +112,9 @@ def test_options_of_a_classifier_are_refused_for_text_to_text(field):
 
 def test_a_language_model_loss_needs_the_output_layer():
     """A task has no output parameters, such as the head of an untied Llama."""
-    model = Llama(vocab_size=100, hidden_size=8, num_layers=1, num_heads=2, num_kv_heads=2, head_dim=4, intermediate_size=8)
-    with pytest.raises(UserError, match="lm_coefficient needs a decoder whose output layer is its embeddings"):
+    model = Llama(vocab_size=100, hidden_size=8, num_layers=1, num_heads=2, num_kv_heads=2, head_dim=4,
+                  intermediate_size=8)
+    with pytest.raises(UserError, match="lm_coefficient needs a decoder that predicts by its embeddings"):
         Classification(model=model, lm_coefficient=0.5).check(Vocabulary.stand_in(100), 16)
     tied = dataclasses.replace(model, tied_head=True)
     Classification(model=tied, lm_coefficient=0.5).check(Vocabulary.stand_in(100), 16)
