@@ -136,8 +136,8 @@ class TrainConfig:
     steps: int | None = field(1_000_000, resumable=True, range="[1, inf)")
     """Optimizer steps in total; None: `epochs` passes over the training data, or the sum of the `phases`."""
     epochs: float = field(0.0, resumable=True, range="[0, inf)")
-    """Passes over the training data, text or labelled rows, where `steps` is None; as a flag in place of a preset's, with
-    `--train.phases=` where that has phases."""
+    """Passes over the training data, text or labelled rows, where `steps` is None; as a flag in place of a preset's
+    (with `--train.phases=` where that has phases)."""
     batch_size: int = field(256, range="[1, inf)")
     """Global batch size: sequences per optimizer step, over all devices."""
     phases: tuple[PhaseConfig, ...] = ()

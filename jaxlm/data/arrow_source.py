@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,7 @@ def open_dataset(source: str, columns: Columns) -> Any:
         import datasets
     except ImportError as error:
         raise UserError(f"{source} needs the library `datasets`; install it (`pip install datasets`).") from error
-    name, *options = source.removeprefix("hf:").split(":")
+    name, *options = re.split(r":(?![^\[]*\])", source.removeprefix("hf:"))  # not within train[:10%]
     if not name or len(options) > 2:
         raise UserError(f"{source!r} names no dataset; write hf:NAME, hf:NAME:SPLIT or hf:NAME:CONFIG:SPLIT.")
     split, config = (options[-1] if options else "train"), (options[0] if len(options) == 2 else None)

@@ -19,7 +19,7 @@ from etils import epath
 
 from jaxlm.data import arrow_source, tfds_source
 from jaxlm.data.parts import Part, Reader, grouped, parts_of_dataset, parts_of_file
-from jaxlm.data.readers import Columns, Piece, line_hint, suffix_of
+from jaxlm.data.readers import KINDS, Columns, Piece, line_hint, suffix_of
 from jaxlm.data.rows import kind_of, quoting_remark, refuse_saved_dataset
 from jaxlm.errors import UserError
 from jaxlm.paths import any_path, at_once, file_state, in_bucket, reading, real_path
@@ -79,12 +79,16 @@ def open_corpus(source: str, reader: Reader = _READER) -> Corpus:
             with reading(item):
                 files = _files(item)
             names_of = {path: real_path(path) for path in files}
-            new = [each for each in names_of.items() if kind_of(each[0]) and each[1] not in seen]
+            # Beside rows of other kinds a .json is metadata, as of a dataset of the hub.
+            has_rows = any(KINDS.get(suffix_of(path)) not in (None, "text") for path in files)
+            other = ("/", ".json") if has_rows else "/"
+            new = [each for each in names_of.items() if kind_of(each[0]) and not each[0].endswith(other)
+                   and each[1] not in seen]
             located = dict(zip(new, at_once(lambda each: _locate(*each, reader), new), strict=True))
             for path, name in names_of.items():
                 size, quoting, own = located.get((path, name), (0, "", []))
-                if kind_of(path) is None:
-                    reason = suffix_of(path) or "without a suffix"
+                if kind_of(path) is None or path.endswith(other):
+                    reason = "folders" if path.endswith("/") else suffix_of(path) or "without a suffix"
                 elif name in seen:
                     reason = "read already"
                 else:
@@ -94,7 +98,7 @@ def open_corpus(source: str, reader: Reader = _READER) -> Corpus:
                 if not reason:
                     remarks += [line_hint(path) if kind_of(path) == "text" and not parts else quoting]
                     parts += own
-                names[reason].append(os.path.basename(path))
+                names[reason].append(os.path.basename(path.rstrip("/")))
     remarks.insert(0, _remark(len(names.pop("", [])), names))
     return Corpus(source, tuple(grouped(parts)), tuple(seen), "\n".join(filter(None, remarks)))
 
@@ -147,7 +151,10 @@ def split_source(source: str) -> list[str]:
 
 
 def _files(item: str) -> list[str]:
-    """Return the files of a path, a folder or a glob, sorted; raise UserError if none is of a kind that is read."""
+    """Return the files of a path, a folder or a glob, sorted; raise UserError if none is of a kind that is read.
+
+    Folders that a glob matches end with "/".
+    """
     refuse_saved_dataset(item)
     path, wild = any_path(item), _WILD.search(item)
     if path.is_dir():
@@ -157,10 +164,12 @@ def _files(item: str) -> list[str]:
     elif wild:
         matches = _matches(item, wild.start())
         is_dir = (lambda file: epath.Path(file).is_dir()) if in_bucket(item) else os.path.isdir
-        found = [file for file, is_folder in zip(matches, at_once(is_dir, matches), strict=True) if not is_folder]
+        folders = dict(zip(matches, at_once(is_dir, matches), strict=True))
+        found = [f"{file.rstrip('/')}/" if folders[file] else file for file in matches
+                 if not folders[file] or "**" not in item]
     else:
         raise UserError(f"{item} does not exist; --data.source takes {SOURCES}.")
-    if not any(map(kind_of, found)):
+    if not any(kind_of(file) for file in found if not file.endswith("/")):
         raise UserError(f"{item} names no .txt, .jsonl, .csv, .tsv (each also .gz, .xz or .zst) or .parquet file.")
     return sorted(found)
 
@@ -176,13 +185,19 @@ def _matches(pattern: str, wild: int) -> list[str]:
 
 
 def _walk(folder: epath.Path, seen: set[str]) -> Iterator[str]:
-    """Yield all files below a folder, visiting every folder once even if links repeat it."""
+    """Yield all files below a folder, visiting every folder once even if links repeat it.
+
+    Hidden ones (.ipynb_checkpoints) are left out, as by a glob.
+    """
     if in_bucket(folder):  # one listing; a bucket is asked again whether an entry is a folder
         store, name = fsspec.core.url_to_fs(os.fspath(folder))
-        yield from (store.unstrip_protocol(file) for file in store.find(name) if not file.endswith("/"))
+        yield from (store.unstrip_protocol(file) for file in store.find(name)
+                    if not file.endswith("/") and "/." not in file.removeprefix(name))
     elif real_path(folder) not in seen:
         seen.add(real_path(folder))
         for entry in folder.iterdir():
+            if entry.name.startswith("."):
+                continue
             if entry.is_dir():
                 yield from _walk(entry, seen)
             else:

@@ -346,7 +346,7 @@ def texts_of(value: Any, place: str, name: str, others: tuple[type, ...] = NUMBE
 def json_object(line: str, place: str) -> dict[str, Any]:
     """Parse a line of JSON; raise UserError unless it is an object."""
     try:
-        record = json.loads(line)
+        record = json.loads(line, parse_constant=lambda _: None)  # pandas' NaN, of a cell without a value
     except (ValueError, RecursionError) as error:
         what = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
         raise UserError(f"{place}: this is not JSON ({what}); every line must be one JSON object.") from error

@@ -287,7 +287,9 @@ class TextData(Data):
         for corpus, own in zip(corpora, removed, strict=True):
             texts.append(SplitText.of(corpus.parts, shards, self.held_out, own))
             if not texts[-1].totals.documents:
-                raise UserError(f"{corpus.source} holds no text; every document in it is empty.")
+                repeats = any(np.any(mask) for mask in own)
+                why = "repeats an earlier one; name it first, or set --data.deduplicate off" if repeats else "is empty"
+                raise UserError(f"{corpus.source} holds no text; every document in it {why}.")
         # By its hash, a source holds out all copies of a document.
         is_alone = len(texts) == 1 and not texts[0].has_tail
         if self.held_out and self.deduplicate == "off" and not is_alone:

@@ -77,6 +77,11 @@ def test_files_are_read_once_and_the_others_are_named(folder, monkeypatch):
         for reason in ("read already (", "1 empty (e.txt)", "1 .md (notes.md)", "2 .pdf (x.pdf, y.pdf)",
                        "1 without a suffix (README)"):
             assert reason in corpus.remark
+    (folder / ".ipynb_checkpoints").mkdir()
+    (folder / ".ipynb_checkpoints" / "b.txt").write_text("hidden")
+    assert sorted(open_corpus(".").files) == sorted(corpus.files)
+    assert "1 folders (sub)" in open_corpus("*").remark
+    assert "folders" not in open_corpus("**/*.*").remark
     assert open_corpus("sub").remark == open_corpus("b.txt").remark == ""
     assert open_corpus("[ab].*").remark == "Files of text: 2"
     before = names("*.txt")
@@ -223,6 +228,17 @@ def test_tables_and_datasets_are_the_same_text(tables, monkeypatch):
     assert len({part.name for corpus in corpora.values() for part in corpus.parts}) == len(corpora)
     rows = {name: [row.text("text") for row in read_table(name, Columns(["text"], ""))] for name in corpora}
     assert all(found == ROWS for found in rows.values())  # a task reads the same rows
+
+
+def test_rows_without_a_value_and_metadata_beside_rows(tmp_path):
+    """As pandas and a clone from the hub write them; a .json that is named, or alone, is a text of its own."""
+    (tmp_path / "a.jsonl").write_text('{"text": NaN}\n{"text": "one"}\n')
+    (tmp_path / "infos.json").write_text('{"default": {"text": "meta"}}')
+    corpus = open_corpus(str(tmp_path))
+    assert [piece.text for piece in corpus.pieces() if piece != NO_TEXT] == ["one"]
+    assert corpus.remark == "Files of text: 1; left out: 1 .json (infos.json)"
+    (tmp_path / "b.json").write_text('[{"text": "two"}]')
+    assert texts(tmp_path / "b.json") == texts(tmp_path / "b*") == ["two"]
 
 
 def test_columns_of_tables_and_datasets(tables):

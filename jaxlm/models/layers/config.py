@@ -66,8 +66,8 @@ class TransformerConfig(ExecutionConfig):
     dropout: float = field(0.1, recipe=True, range="[0, 1)")
     """Dropout rate of the embeddings, the attention output and the feed-forward output."""
     attention_dropout: float = field(0.1, recipe=True, range="[0, 1)")
-    """Dropout rate of attention probabilities. Above 0, only kernels of TPUs in bfloat16 are fused: that for short rows,
-    and those of XLNet and DeBERTa."""
+    """Dropout rate of attention probabilities. Above 0, only kernels of TPUs in bfloat16 are fused: that for short
+    rows, and those of XLNet and DeBERTa."""
     norm_eps: float = field(1e-12, range="(0, inf)")
     """Epsilon of the norms."""
 
