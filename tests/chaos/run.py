@@ -27,8 +27,8 @@ LIMIT = 120.0
 """Seconds within which a disturbed run has to end or to go on."""
 HEARTBEAT = 10
 """Seconds after which jax takes a process as lost, JAXLM_HEARTBEAT_SECONDS."""
-LEASE = 4.0
-"""`lease.SECONDS` of the runs."""
+LEASE = 8.0
+"""`lease.SECONDS` of the runs: with 4, one of four runs at once on two cores could not always renew its lock."""
 JOIN = 20
 """Seconds to wait for other processes at the start, JAXLM_JOIN_SECONDS."""
 JAX_SENTENCE = "Terminating process because the JAX distributed service detected fatal errors."
