@@ -76,7 +76,8 @@ def _run(arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except SystemExit as end:
-        if isinstance(end.__context__, BrokenPipeError):  # which rich answers by itself, with exit code 1
+        # rich answers a closed pipe by itself, with exit code 1. Of a run it is a failure: its steps are not done.
+        if isinstance(end.__context__, BrokenPipeError) and arguments[0] not in ("pretrain", "finetune"):
             return 0
         raise
     except OSError as error:  # of a file that was not checked before

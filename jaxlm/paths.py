@@ -190,11 +190,11 @@ def write_whole(path: epath.Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def new_file(path: Path | epath.Path) -> Iterator[IO[bytes]]:
-    """Write a file atomically: what is written to the file that this gives is at `path` afterwards, or nothing.
+    """Write a file atomically: what is written to the yielded file is at `path` afterwards, or nothing.
 
-    A device, such as /dev/stdout, is written in place.
+    A device, a pipe or a link, such as /dev/stdout, is written in place.
     """
-    if path.exists() and not path.is_file():
+    if os.path.islink(path) or (path.exists() and not path.is_file()):
         with path.open("wb") as file:
             yield file
         return

@@ -93,7 +93,8 @@ if all(file.exists() for file in files):
     one, other = ({line["step"]: line for line in map(json.loads, file.open())} for file in files)
     both = one.keys() & other.keys()
     same = len(both) > 1 and all(one[step]["loss"] == other[step]["loss"] for step in both)
-    speed = sorted(line.get("tokens_per_second", 0.0) for line in other.values())[len(other) // 2]
+    speeds = sorted(line["tokens_per_second"] for line in other.values() if "tokens_per_second" in line)
+    speed = speeds[len(speeds) // 2]
     print(f"   stopped and resumed: {'the same bits' if same else 'OTHER BITS'} at {len(both)} logged steps; "
           f"{speed:,.0f} tokens/s")
 COMPARE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gzip
 import os
+import stat
 import time
 
 import pytest
@@ -12,7 +13,7 @@ from etils import epath
 
 from jaxlm.data.arrays import damaged
 from jaxlm.errors import UserError
-from jaxlm.paths import any_path, at_once, new_folder, reading, write_whole, writing
+from jaxlm.paths import any_path, at_once, new_file, new_folder, reading, write_whole, writing
 
 
 def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
@@ -104,9 +105,28 @@ def test_a_file_that_the_system_cannot_read_now_is_not_to_be_deleted():
     for number in (errno.EACCES, errno.EMFILE, errno.ENFILE, errno.ESTALE):
         found = damaged("/disk/shards/name/tokens", OSError(number, os.strerror(number)))
         assert str(found).startswith(f"/disk/shards/name/tokens cannot be read ({os.strerror(number)}), but may be")
-        assert "delete" not in str(found)
+        assert "delete" not in str(found) and found.exit_code == (1 if number == errno.ESTALE else 2)
     for number in (errno.ENOENT, errno.ENOTDIR, errno.EIO):
         assert "delete /disk/shards/name and" in str(damaged("/disk/shards/name/tokens", OSError(number, "…")))
+
+
+def test_a_file_is_replaced_whole_and_a_pipe_or_link_written_in_place(tmp_path):
+    path, link, pipe = tmp_path / "a", tmp_path / "link", tmp_path / "pipe"
+    path.write_text("before")
+    with pytest.raises(ZeroDivisionError), new_file(path) as file:
+        file.write(b"part")
+        raise ZeroDivisionError
+    assert path.read_text() == "before" and len(list(tmp_path.iterdir())) == 1
+    link.symlink_to(path)
+    with new_file(link) as file:
+        file.write(b"after")
+    assert link.is_symlink() and path.read_text() == "after"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with new_file(pipe) as file:
+        file.write(b"piped")
+    assert os.read(reader, 9) == b"piped" and stat.S_ISFIFO(pipe.stat().st_mode)
+    os.close(reader)
 
 
 def test_a_bucket_that_says_nothing_is_asked_again(monkeypatch):

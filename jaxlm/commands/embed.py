@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> None:
 
     def write() -> None:
         try:
-            with new_file(Path(out).resolve()) as file:
+            with new_file(Path(out)) as file:
                 np.save(file, vectors)
         except OSError as error:
             raise UserError(f"{out} cannot be written ({error.strerror}); choose another --out.") from error

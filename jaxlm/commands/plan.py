@@ -53,8 +53,8 @@ def main(arguments: list[str]) -> int:
         if not topologies and getattr(options, name):
             parser.error(f"--{name} needs a --topology")
     for name in ("hlo", "search", "price"):
-        if getattr(options, name) and len(topologies) > 1:
-            parser.error(f"--{name} needs one --topology")
+        if getattr(options, name) and len(topologies) > 1 and not (name == "price" and options.json):
+            parser.error(f"--{name} needs one --topology{', or --json' * (name == 'price')}")
     for name in ("search", "extrapolate"):
         if options.hlo and getattr(options, name):
             parser.error(f"--hlo needs one whole step; leave out --{name}")

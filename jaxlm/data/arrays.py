@@ -33,8 +33,8 @@ SPLITS = ("train", "held_out", "left_out")
 _DATA = BLOCK - 8  # bytes of elements in a block
 _RESIDENT = 1 << 23  # elements up to which an increasing array is in memory: 64 MB
 _OPEN = 256  # files
-# Failures of the system or a network disk, not of a file.
-_SYSTEM_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.EIO, errno.ETIMEDOUT)
+_NETWORK_ERRNOS = (errno.ESTALE, errno.ETIMEDOUT)  # of a network disk, which may pass
+_SYSTEM_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, *_NETWORK_ERRNOS)  # failures of the system, not of a file
 
 
 class ArrayWriter:
@@ -366,10 +366,10 @@ def damaged(path: str, what: str | Exception) -> UserError:
     """Return the error of a missing, damaged or unreadable file of a shard or store; their splits are folders."""
     if isinstance(what, Exception) and is_outage(what, path):
         return outage(path, cause(what))
-    may_pass = getattr(what, "errno", None) in _SYSTEM_ERRNOS
-    if may_pass or isinstance(what, PermissionError):
+    number = getattr(what, "errno", None)
+    if isinstance(what, PermissionError) or number in _SYSTEM_ERRNOS:
         text = f"{path} cannot be read ({cause(what)}), but may be whole; fix the cause and run again."
-        return UserError(text, 1 if may_pass else 2)
+        return UserError(text, 1 if number in _NETWORK_ERRNOS else 2)
     folder = os.path.dirname(path)
     if os.path.basename(folder) in SPLITS or os.path.basename(path) == "repeats":  # a mask is made with the others
         folder = os.path.dirname(folder)

@@ -19,7 +19,7 @@ from etils import epath
 
 from jaxlm.data import arrow_source, tfds_source
 from jaxlm.data.parts import Part, Reader, grouped, parts_of_dataset, parts_of_file
-from jaxlm.data.readers import KINDS, Columns, Piece, line_hint, suffix_of
+from jaxlm.data.readers import Columns, Piece, line_hint, suffix_of
 from jaxlm.data.rows import kind_of, quoting_remark, refuse_saved_dataset
 from jaxlm.errors import UserError
 from jaxlm.paths import any_path, at_once, file_state, in_bucket, reading, real_path
@@ -79,16 +79,13 @@ def open_corpus(source: str, reader: Reader = _READER) -> Corpus:
             with reading(item):
                 files = _files(item)
             names_of = {path: real_path(path) for path in files}
-            # Beside rows of other kinds a .json is metadata, as of a dataset of the hub.
-            has_rows = any(KINDS.get(suffix_of(path)) not in (None, "text") for path in files)
-            other = ("/", ".json") if has_rows else "/"
-            new = [each for each in names_of.items() if kind_of(each[0]) and not each[0].endswith(other)
-                   and each[1] not in seen]
+            kinds = {path: None if path.endswith("/") else kind_of(path) for path in files}
+            new = [each for each in names_of.items() if kinds[each[0]] and each[1] not in seen]
             located = dict(zip(new, at_once(lambda each: _locate(*each, reader), new), strict=True))
             for path, name in names_of.items():
                 size, quoting, own = located.get((path, name), (0, "", []))
-                if kind_of(path) is None or path.endswith(other):
-                    reason = "folders" if path.endswith("/") else suffix_of(path) or "without a suffix"
+                if kinds[path] is None:
+                    reason = "folder" if path.endswith("/") else suffix_of(path) or "without a suffix"
                 elif name in seen:
                     reason = "read already"
                 else:

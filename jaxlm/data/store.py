@@ -55,7 +55,7 @@ def write_store(folder: epath.Path, source: str, held_out: float, shards: Shards
             "dtype": text.shards[0].facts["dtype"],
             "mentions": sum(shard.facts["mentions"] for shard in text.shards),
             "blank": sum(shard.facts["blank"] for shard in text.shards),
-            # The one that the held-out end divides is in two shards.
+            # One that the held-out end divides counts as two in its shard.
             "documents": sum(shard.facts["documents"] for shard in text.shards) - (text.cut is not None),
             "duplicates": int(sum(removed.sum() for removed in text.removed)),
             "also_held_out": text.num_copies,

@@ -105,7 +105,7 @@ def models(objective: CausalLM) -> tuple[TransformersModel]:
 
 def read_objective(source: Source) -> CausalLM:
     """Read causal language modelling with a Reformer."""
-    dataclasses.replace(source, config={"is_decoder": False, **source.config}).require(**FIXED)
+    dataclasses.replace(source, config={"is_decoder": False} | dict(source.config)).require(**FIXED)
     for kind in PROJECTIONS:
         source.require(**{f"{kind}_num_chunks_before": 1, f"{kind}_num_chunks_after": 0})
     fields = source.read(FIELDS)

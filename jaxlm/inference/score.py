@@ -70,8 +70,8 @@ def encode_pair(
     """Tokenize a context and its continuation; special tokens written in them are tokens, as in lm_eval.
 
     For a decoder both are encoded as one text and split after as many tokens as the context alone has; white space at
-    the end of the context belongs to the continuation, as in lm_eval. Where both are joined in a token, that token is
-    scored, too. An empty context becomes the begin token.
+    the end of the context belongs to the continuation, as in lm_eval. Where both become one token, that token is
+    scored. An empty context becomes the begin token.
 
     Args:
         loaded: The trained model.

@@ -229,7 +229,7 @@ class Model:
 
     @property
     def vector_token(self) -> Literal["first", "last", "mean"]:
-        """Token of pooling "cls": the summary token, but [CLS] where only classifiers average all tokens."""
+        """Token of pooling "cls": the summary token; [CLS] for a model whose classifier alone averages the tokens."""
         has_cls = self.summary_token == "mean" and self.template.single.startswith("cls")
         return "first" if has_cls else self.summary_token
 

@@ -184,7 +184,7 @@ def write_predictions(path: str | Path | None, rows: Iterable[dict[str, Any]]) -
     """Write one JSON object per line if there is a path, on process 0; raise UserError on all if that fails."""
     def write() -> None:
         try:
-            with new_file(Path(path).resolve()) as out:
+            with new_file(Path(path)) as out:
                 out.writelines(f"{json.dumps(row, ensure_ascii=False)}\n".encode() for row in rows)
         except OSError as error:
             raise UserError(f"{path} cannot be written ({error.strerror}); choose another --predictions.") from error

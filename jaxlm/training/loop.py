@@ -58,9 +58,10 @@ class Run:
 def train(
     run: Run, state: TrainState, totals: Totals, sample: Callable[[Bound, Params], list[str]] | None = None
 ) -> tuple[TrainState, dict[str, float], int]:
-    """Run the steps after `state.step`; return the last state, the figures of the last evaluation, and a late signal.
+    """Run the steps after `state.step`; return the last state and the figures of the last evaluation.
 
-    A signal that arrives in the last step, which is saved anyway, is for what would follow the run; 0 for none.
+    The third value is the number of a signal that came in the last step, 0 for none. The run is whole: the caller
+    leaves out what would follow it.
 
     `totals` were not logged before the run was resumed; `sample` returns the lines that `train.sample_every` asks for.
 
@@ -69,7 +70,8 @@ def train(
         Stopped: A signal has stopped the run; its state has been saved.
     """
     program, feed, checkpoints, t = run.program, run.feed, run.checkpoints, run.program.train
-    after_step, folder, figures, stop_signal = int(state.step), checkpoints.folder.parent, {}, 0
+    step = after_step = int(state.step)
+    folder, figures, stop_signal = checkpoints.folder.parent, {}, 0
     log = StepLog(run, after_step, totals)
     history = evaluations(folder, t.criterion, up_to=after_step)
     if t.uses_best and after_step not in history:
@@ -108,9 +110,10 @@ def train(
                 line = f"Stopped by a signal after step {step:,}; saved. Run the same command to go on."
                 _finish(checkpoints, log, [line])
                 raise Stopped(stop_signal)
-        stop_signal = stop(0) or stop_signal  # another run of this process begins at 1 again
+        stop_signal = stop(step + 1) or stop_signal  # of several processes, one during the last step's save
         kept = {step: history[step] for step in checkpoints.steps() if step in history}
         _finish(checkpoints, log, _describe_best(kept, t))
+        stop_signal = stop(0) or stop_signal  # another run of this process begins at 1 again
     return state, figures, stop_signal
 
 
@@ -162,6 +165,7 @@ def run_step(program: Program, state: TrainState, batches: Iterator[Any], log: S
     compiled = (id(train_step), *(array.shape for array in jax.tree.leaves(batch)))
     if compiled not in log.compiled_steps:
         log.compiled_steps[compiled] = step
+        jax.block_until_ready(log.running)  # the step before is none of the compilation
         with clock.during("compilation"):
             with recorded_choices() as kernels:  # named before minutes of compilation
                 train_step.trace(state, batch, program.constants)
@@ -297,8 +301,8 @@ class StepLog:
     def _figures(self, step: int, means: dict[str, float]) -> dict[str, float]:
         """Return the means with the learning rate and the speed since the last figures."""
         now, program = self.clock.training_seconds(), self._run.program.at(step)
-        num_timed = len({*range(self._clock_step + 1, step + 1)} - {*self.compiled_steps.values()})
-        seconds = now - self._clock_seconds
+        num_compiled = sum(self._clock_step < compiled <= step for compiled in self.compiled_steps.values())
+        num_timed, seconds = step - self._clock_step - num_compiled, now - self._clock_seconds
         self._clock_seconds, self._clock_step = now, step
         means = {"loss": means.pop("loss", math.nan)} | means  # nan if all steps were skipped
         length, rows = self._run.feed.shape(step)

@@ -82,7 +82,7 @@ def make_optimizer(
     A subclass may have another one (`OptimizerConfig.own_update`), with the same decay as adamw.
 
     Layer decay counts `input_params` as below the first layer, and begins at the last one with the power
-    `decay_above_layers`. Parameters that match `frozen_params` get no updates (see `matches_patterns`); `after` updates
+    `decay_above_layers`. Parameters that match `frozen_params` get no updates (see `matches_patterns`); `after` steps
     come before the schedule.
     """
     own = config.own_update()
@@ -183,8 +183,6 @@ def scale_by_depth(
         names = {path_string(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
         period = 1 + max(map(_kind, names), default=0)
         num_layers = period * max((leaf.shape[0] for name, leaf in names.items() if is_stacked(name)), default=0)
-        if not num_layers:
-            raise UserError("optimizer.layer_decay needs layers in a stack, which this model lacks; set it to 1.")
         top = num_layers + above_layers
 
         def factor(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array | float:

@@ -24,7 +24,7 @@ from jaxlm.parallel.activations import tracing_for
 from jaxlm.parallel.checksums import checksum
 from jaxlm.parallel.compiler import compiler_options
 from jaxlm.parallel.mesh import check_batch
-from jaxlm.parallel.rules import batch_sharding, place, replicated, shardings
+from jaxlm.parallel.rules import batch_sharding, is_stacked, place, replicated, shardings
 from jaxlm.training.microbatches import gradients, sum_over_microbatches
 from jaxlm.training.optimizers import make_optimizer, make_schedule, muon_labels, with_state_of
 from jaxlm.trees import leaves, matches_patterns, path_string, subtrees
@@ -85,6 +85,8 @@ def make_update(
     unused = _unused_params(phase, params, of_run.params) if phase else ()
     shapes: TrainState = jax.eval_shape(new_state, of_run.params if phase else params)
     _check_patterns(config.freeze, shapes.params)
+    if config.layer_decay != 1.0 and not any(map(is_stacked, leaves(params))):
+        raise UserError("optimizer.layer_decay needs layers in a stack, which this model lacks; set it to 1.")
     trained = {path: kind for path, kind in leaves(muon_labels(shapes.params)).items()
                if not matches_patterns(path, frozen_params)}
     if config.name == "muon" and "muon" not in trained.values():

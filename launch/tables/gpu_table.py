@@ -86,7 +86,7 @@ def cells(name: str, found: Plan) -> list[str]:
     return [
         f"`{name}`", str(found.devices), f"{found.batch_size // found.devices} × {found.length}",
         memory, ", ".join(kernels) or "none: scores in memory",
-        f"{found.seconds * 1e3:,.1f} ms", f"{found.mfu(found.seconds):.0%}",
+        f"{found.seconds * 1e3:,.1f} ms", f"{found.mfu(found.seconds) or 0:.0%}",
         f"{found.tokens_per_second / found.devices:,.0f}", f"{found.prediction.collective_seconds * 1e3:,.1f} ms",
     ]
 

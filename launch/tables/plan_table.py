@@ -155,7 +155,7 @@ def cells(plan: dict[str, Any]) -> tuple[str, ...]:
     step, exposed = plan["predicted_step_seconds"], plan["exposed_collective_seconds"]
     return (
         *start, f"{step * 1e3:,.1f} ms", f"{exposed / step:.0%}", plan["predicted_bound"],
-        f"{plan['predicted_mfu']:.0%}", f"{plan['tokens_per_day'] / 1e9:,.1f} billion",
+        f"{plan['predicted_mfu'] or 0:.0%}", f"{plan['tokens_per_day'] / 1e9:,.1f} billion",
         f"{plan['days']:,.2f}", f"{plan['chip_hours']:,.0f}",
     )
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Trains every tiny preset on one text and prints the table in configs/RESULTS.md of what each has learnt.
+"""Trains fifteen tiny presets on one text and prints the table in configs/RESULTS.md of what each has learnt.
 
     .venv/bin/python launch/tables/tiny_runs.py "$JAXLM_DATA/pretrain/wiki_en.jsonl.xz" [--out runs/tiny] [PRESET …]
 

@@ -163,10 +163,14 @@ def fill_the_disk(run: Run) -> None:
     ballast = run.place.files / "ballast"
     left = run.draw.randrange(200_000)
     with ballast.open("wb") as file:
-        while True:
-            with contextlib.suppress(OSError):  # the run has taken some of it meanwhile
+        for attempt in range(10):  # the run may take some of it meanwhile
+            file.truncate(0)
+            try:
                 os.posix_fallocate(file.fileno(), 0, max(shutil.disk_usage(run.place.files).free - left, 1))
                 break
+            except OSError:
+                if attempt == 9:
+                    raise
     try:
         run.wait_until(lambda: False)
     finally:

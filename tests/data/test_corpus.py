@@ -80,8 +80,8 @@ def test_files_are_read_once_and_the_others_are_named(folder, monkeypatch):
     (folder / ".ipynb_checkpoints").mkdir()
     (folder / ".ipynb_checkpoints" / "b.txt").write_text("hidden")
     assert sorted(open_corpus(".").files) == sorted(corpus.files)
-    assert "1 folders (sub)" in open_corpus("*").remark
-    assert "folders" not in open_corpus("**/*.*").remark
+    assert "1 folder (sub)" in open_corpus("*").remark
+    assert "folder" not in open_corpus("**/*.*").remark
     assert open_corpus("sub").remark == open_corpus("b.txt").remark == ""
     assert open_corpus("[ab].*").remark == "Files of text: 2"
     before = names("*.txt")
@@ -230,15 +230,10 @@ def test_tables_and_datasets_are_the_same_text(tables, monkeypatch):
     assert all(found == ROWS for found in rows.values())  # a task reads the same rows
 
 
-def test_rows_without_a_value_and_metadata_beside_rows(tmp_path):
-    """As pandas and a clone from the hub write them; a .json that is named, or alone, is a text of its own."""
+def test_a_row_without_a_value(tmp_path):
+    """As pandas writes a missing one."""
     (tmp_path / "a.jsonl").write_text('{"text": NaN}\n{"text": "one"}\n')
-    (tmp_path / "infos.json").write_text('{"default": {"text": "meta"}}')
-    corpus = open_corpus(str(tmp_path))
-    assert [piece.text for piece in corpus.pieces() if piece != NO_TEXT] == ["one"]
-    assert corpus.remark == "Files of text: 1; left out: 1 .json (infos.json)"
-    (tmp_path / "b.json").write_text('[{"text": "two"}]')
-    assert texts(tmp_path / "b.json") == texts(tmp_path / "b*") == ["two"]
+    assert [piece.text for piece in open_corpus(str(tmp_path)).pieces() if piece != NO_TEXT] == ["one"]
 
 
 def test_columns_of_tables_and_datasets(tables):

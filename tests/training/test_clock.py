@@ -46,7 +46,7 @@ def test_the_first_step_of_each_shape_is_compilation():
 
     train_step.trace = lambda *_: None
     program = SimpleNamespace(train_step=train_step, constants=(), train=SimpleNamespace(replay_every=0))
-    log = SimpleNamespace(clock=run, compiled_steps={}, next_batch=next, finish_previous=lambda: None)
+    log = SimpleNamespace(clock=run, compiled_steps={}, running=None, next_batch=next, finish_previous=lambda: None)
     batches = iter([{"input_ids": np.zeros((2, length))} for length in (8, 8, 16, 8, 24, 16)])
     state = 0
     for step in range(1, 7):

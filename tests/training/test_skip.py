@@ -38,7 +38,7 @@ def bad(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_skipped_step_changes_nothing(bad, preset, tmp_path, capsys):
+def test_a_skipped_step_changes_nothing_but_the_rate(bad, preset, tmp_path, capsys):
     bad += [4, 5, 8]
     whole = tmp_path / "whole"
     assert main(["pretrain", str(preset), *SKIPPING, "--run-dir", str(whole)]) == 0
