@@ -13,6 +13,8 @@ from pathlib import Path
 import jax
 import pytest
 
+from jaxlm.runs.pretrain import pretrain
+from jaxlm.runs.resolve import resolve
 from jaxlm.training import loop
 from tests.training.support import Command, assert_same_arrays, metadata, metrics, saved_steps, small_disk, write_preset
 
@@ -95,6 +97,14 @@ def test_a_signal_saves_and_ends(preset, tmp_path, number):
     (step,) = saved_steps(run)
     assert f"Stopped by a signal after step {step:,}; saved" in command.output
     assert metrics(run)[-1]["step"] <= step
+
+
+def test_a_signal_during_the_last_save_is_for_what_follows(preset, tmp_path, monkeypatch):
+    """The run is whole and says so; `jaxlm finetune` then leaves out its evaluation and other seeds."""
+    save = loop._save
+    monkeypatch.setattr(loop, "_save", lambda *args: (save(*args), signal.raise_signal(signal.SIGTERM)))
+    trained = pretrain(resolve(str(preset), ["--train.steps", "4"]), tmp_path / "run", lambda line: None)
+    assert trained.signal == signal.SIGTERM and saved_steps(tmp_path / "run") == [4]
 
 
 def test_a_second_process_is_refused(preset, tmp_path):

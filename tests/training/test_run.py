@@ -7,7 +7,6 @@ import json
 import re
 import shlex
 import shutil
-import signal
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,11 +27,9 @@ from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.runs import folder as run_folder
 from jaxlm.runs.folder import RunFolder, write_metadata
 from jaxlm.runs.load import load_model, load_run
-from jaxlm.runs.pretrain import pretrain
 from jaxlm.runs.resolve import resolve
 from jaxlm.runs.resume import schedule_remarks
 from jaxlm.runs.session import set_up
-from jaxlm.training import loop
 from jaxlm.training.checkpoints import Checkpoints
 from tests.training.support import (
     assert_same_arrays,
@@ -85,14 +82,6 @@ def test_stopping_anywhere_changes_nothing(finished, preset, tmp_path):
     assert metadata(run, 12) == metadata(finished, 12)
     assert metrics(run) == metrics(finished)
     assert_same_arrays(load_run(run).params, load_run(finished).params)
-
-
-def test_a_signal_during_the_last_save_is_for_what_follows(preset, tmp_path, monkeypatch):
-    """The run is whole and says so; `jaxlm finetune` then leaves out its evaluation and other seeds."""
-    save = loop._save
-    monkeypatch.setattr(loop, "_save", lambda *args: (save(*args), signal.raise_signal(signal.SIGTERM)))
-    trained = pretrain(resolve(str(preset), ["--train.steps", "4"]), tmp_path / "run", lambda line: None)
-    assert trained.signal == signal.SIGTERM and saved_steps(tmp_path / "run") == [4]
 
 
 def test_a_text_of_one_document_is_told_before_training(tmp_path, capsys, monkeypatch):
