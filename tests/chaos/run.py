@@ -50,7 +50,7 @@ class Command(support.Command):
     """`jaxlm …` in a process with the short time limits of these tests."""
 
     context = support.Command.context
-    context.set_forkserver_preload([*support.PRELOAD, "tests.chaos.run"])
+    context.set_forkserver_preload([*support.PRELOAD, "gcsfs", "tests.chaos.run"])
     target = staticmethod(_command)
 
 

@@ -1,4 +1,4 @@
-"""Small pretrained models of each family, and rows of each task."""
+"""Small pretrained models of each family, rows of each task, and `jaxlm finetune` on them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jax
 
+from jaxlm.cli import main
 from jaxlm.huggingface import ModelCard, export_folder
 from jaxlm.models.albert import Albert
 from jaxlm.models.bert import Bert
@@ -22,6 +23,20 @@ from jaxlm.objectives.replaced_tokens import ReplacedTokens
 from jaxlm.objectives.span_corruption import SpanCorruption
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.training import train_tokenizer
+
+FAST = ("--train.steps", "2", "--train.batch-size", "4", "--data.length", "64",
+        "--train.tracker", "none")
+
+
+def finetune(preset, source, model, run, *flags):
+    return main(["finetune", f"configs/tasks/{preset}.py", "--init-from", model, "--data.source", str(source),
+                 "--run-dir", str(run), "--json", *FAST, *flags])
+
+
+def result(capsys):
+    """Return the only object on standard output."""
+    return json.loads(capsys.readouterr().out)
+
 
 WORDS = ["red", "blue", "green", "old", "new", "small", "house", "river", "cat", "dog", "runs", "sleeps", "eats", "the"]
 SIZES = dict(hidden_size=16, num_layers=1, num_heads=2, intermediate_size=32)

@@ -15,8 +15,7 @@ from jaxlm.errors import UserError
 from jaxlm.runs.load import load_run
 from jaxlm.tasks.classification import Classification, TextRows
 from jaxlm.tasks.text_to_text import TextToText
-from tests.tasks.support import sentences
-from tests.tasks.test_finetune import finetune, result
+from tests.tasks.support import finetune, result, sentences
 from tests.tasks.test_rows import read
 
 

@@ -15,8 +15,7 @@ from jaxlm.config.presets import load_preset
 from jaxlm.errors import UserError
 from jaxlm.tasks.classification import TextRows
 from jaxlm.tasks.text_to_text import PairRows
-from tests.tasks.support import sentences
-from tests.tasks.test_finetune import FAST
+from tests.tasks.support import FAST, sentences
 
 LABELS = {
     "cola": ("unacceptable", "acceptable"), "sst2": ("negative", "positive"), "mrpc": ("not_equivalent", "equivalent"),
