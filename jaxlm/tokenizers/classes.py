@@ -15,7 +15,8 @@ from jaxlm.tokenizers.sentencepiece_json import added_token
 GENERIC = ("", "PreTrainedTokenizerFast", "TokenizersBackend")
 """Classes that take a `tokenizer.json` as it is."""
 OTHERS = ("chat_template", "padding_side", "truncation_side")
-ROLES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
+ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+"""In the order in which Transformers appends the special tokens that a vocabulary lacks."""
 JSON_FILE, SENTENCEPIECE_MODEL, WORDPIECE, BYTE_BPE = "tokenizer.json", "SentencePiece", "WordPiece", "byte-level BPE"
 BYTES = "single bytes"
 
@@ -138,12 +139,8 @@ def read_folder(folder: epath.Path, file_format: str, file: str = "", pieces: Co
 
 def rebuilt(folder: epath.Path, content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of a `tokenizer.json` as `AutoTokenizer` reads it, in some classes with their own parts."""
-    model_type = _read(folder, "config.json").get("model_type", "")
-    named = read_class(folder).removesuffix("Fast").removesuffix("Tokenizer").lower()
-    if model_type == "qwen2" or (model_type == "qwen3" and not named):
-        named = "qwen2"  # whatever the first names
-    is_whole = model_type in ("mistral", "modernbert", "modernbert-decoder") or named not in _REBUILT
-    if is_whole or (named == "llama" and '"ByteLevel"' in json.dumps(content.get("pre_tokenizer"))):
+    named = _own_class(folder, content)
+    if named not in _REBUILT:
         return dict(content)
     parts, settings = _REBUILT[named], _read(folder, "tokenizer_config.json")
     if named == "llama":
@@ -151,6 +148,17 @@ def rebuilt(folder: epath.Path, content: Mapping[str, Any]) -> dict[str, Any]:
         scheme = scheme if settings.get("add_prefix_space", True) else "never"
         parts = parts | {"pre_tokenizer": parts["pre_tokenizer"] | {"prepend_scheme": scheme}}
     return {**content, **parts, "model": content["model"] | {"ignore_merges": False}}
+
+
+def _own_class(folder: epath.Path, content: Mapping[str, Any]) -> str:
+    """Return the name of the class of which `AutoTokenizer` makes a tokenizer; "" for one that takes it as it is."""
+    model_type = _read(folder, "config.json").get("model_type", "")
+    named = read_class(folder).removesuffix("Fast").removesuffix("Tokenizer").lower()
+    if model_type == "qwen2" or (model_type == "qwen3" and not named):
+        return "qwen2"  # whatever the first names
+    is_whole = model_type in ("mistral", "modernbert", "modernbert-decoder") or (
+        named == "llama" and '"ByteLevel"' in json.dumps(content.get("pre_tokenizer")))
+    return "" if is_whole else named
 
 
 def read_class(folder: epath.Path) -> str:
@@ -193,6 +201,9 @@ def other_settings(folder: epath.Path) -> dict[str, Any]:
     """Return the settings of a folder's tokenizer that its ids do not depend on: `OTHERS`."""
     settings, file = _read(folder, "tokenizer_config.json"), folder / "chat_template.jinja"
     settings |= {"chat_template": file.read_text()} if file.exists() else {}
+    content = _read(folder, "tokenizer.json", dict) if "padding_side" not in settings else {}
+    if content and _own_class(folder, content) in ("llama", "gemma"):
+        settings["padding_side"] = "left"  # by default
     return {name: settings[name] for name in OTHERS if name in settings}
 
 

@@ -193,7 +193,7 @@ def _define(content: dict[str, Any], candidates: Iterable[str], folder: classes.
         added.setdefault(token["content"], token)
     roles = {r: p for r, p in folder.kind.roles.items() if p in ids} | folder.roles
     symbols = {role: piece for role, piece in guess_symbols(candidates, roles).items() if piece}
-    for piece in [*symbols.values(), *folder.special]:
+    for piece in [*(symbols[role] for role in classes.ROLES if role in symbols), *folder.special]:
         token = added.get(piece) or added_token(ids.setdefault(piece, len(ids)), piece)
         added[piece] = token | {"special": True}
     content["added_tokens"] = sorted(added.values(), key=lambda token: token["id"])

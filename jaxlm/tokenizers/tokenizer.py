@@ -93,9 +93,8 @@ class Tokenizer:
         self._special = {token["content"] for token in definition.get("added_tokens") or [] if token["special"]}
         self._special |= set(self._definition.symbols.values())
         is_byte_level = '"ByteLevel"' in json.dumps([definition.get("pre_tokenizer"), definition.get("decoder")])
-        self._style = "wordpiece" if definition["model"].get("type") in ("WordPiece", "WordLevel") else (
-            "bytes" if is_byte_level else "marks"
-        )
+        words = (tokenizers.models.WordPiece, tokenizers.models.WordLevel)  # older files, such as BERT's, name no type
+        self._style = "wordpiece" if isinstance(self._plain.model, words) else "bytes" if is_byte_level else "marks"
         self._has_single_bytes = is_byte_level and not definition["model"].get("merges")
 
     def _make_vocabulary(self) -> Vocabulary:
@@ -395,7 +394,7 @@ def _starts_word(piece: str, style: str) -> bool:
     if style == "wordpiece":
         return not piece.startswith("##")
     text = _readable(piece, style)
-    if text.startswith((sentencepiece_json.SPACE, "⏎", "⇥", "␍", "\r")) or _unspaced.match(text):
+    if text.startswith((sentencepiece_json.SPACE, " ", "⏎", "⇥", "␍", "\r")) or _unspaced.match(text):
         return True
     # Punctuation starts a word, except apostrophes.
     return style == "marks" and all(unicodedata.category(char)[0] in "PS" and char not in "'’" for char in text)

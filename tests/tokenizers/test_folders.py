@@ -95,6 +95,8 @@ FOLDERS = {
         "do_lower_case": False, "strip_accents": True, "tokenize_chinese_chars": False, "pad_token": "[PAD]"}}),
     "byte-bpe": ("roberta", {"model": "roberta", "config": {"add_prefix_space": True}, "added": {"STENOSIS": 272}}),
     "appended padding": ("gpt2", {"model": "gpt2", "roles": {"pad_token": "[PAD]"}}),
+    "appended symbols": ("gpt2", {"model": "gpt2", "roles": {
+        "pad_token": "[PAD]", "cls_token": "[CLS]", "eos_token": "</s>", "bos_token": "<s>", "sep_token": "[SEP]"}}),
     "tokenizer.json": ("json", {"config": {
         "tokenizer_class": "BertTokenizer", "do_lower_case": False, "eos_token": "[END]"}, "added": {"STENOSIS": 95}}),
     "tokenizer.json by type": ("json", {"model": "nomic_bert", "config": {"do_lower_case": False}}),
@@ -107,6 +109,17 @@ FOLDERS = {
     "XLM-R with new words": ("xlm-roberta", {"config": {"tokenizer_class": "XLMRobertaTokenizer"}, "added": {
         "<mask>": 50, "troponin": 51}}),
 }
+
+
+def test_words_of_a_file_that_does_not_name_its_model(tmp_path):
+    """BERT's own tokenizer.json is one; `##` tells where its words begin."""
+    write_wordpiece(tmp_path)
+    typed = Tokenizer.load(tmp_path)
+    content = typed.to_json()
+    del content["model"]["type"]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    starts = Tokenizer.load(tmp_path).vocabulary.word_start
+    assert np.array_equal(starts, typed.vocabulary.word_start) and 40 < starts.sum() < 60
 
 
 @pytest.mark.parametrize("name", FOLDERS)

@@ -115,6 +115,8 @@ def test_ids_offsets_and_text_of_500_lines(name, tmp_path):
     export(ours, out, Llama().template, 512)
     (out / "config.json").write_text((folder / "config.json").read_text())
     exported = transformers.AutoTokenizer.from_pretrained(out)
+    assert exported.padding_side == theirs.padding_side
+    assert Tokenizer.load(out).vocabulary.bos == ours.vocabulary.bos
     found = ours.encode_with_offsets(texts)
     for tokenizer in (theirs, exported):
         expected = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True)
@@ -152,6 +154,7 @@ def test_classes_with_parts_of_their_own(name, cls, model_type, others, tmp_path
     found = [list(ours.encode(text)) for text in texts]
     for tokenizer in (theirs, transformers.AutoTokenizer.from_pretrained(out)):
         assert tokenizer(texts, add_special_tokens=False)["input_ids"] == found
+        assert tokenizer.padding_side == theirs.padding_side
 
 
 @pytest.mark.parametrize("name", FORMS)
