@@ -40,8 +40,8 @@ Item = TypeVar("Item")
 
 ANSWERS = ("label", "labels", "tags", "answers", "targets")
 """Names of the values that hold the right answer; one that is None has none."""
-NO_TEXTS = ("names", "start", "kind")
-"""Names of other values that are no texts: names of choices, place and kind of an answer."""
+NO_TEXTS = ("names", "start", "answer_text", "kind")
+"""Names of other values that are no texts of a row: names of choices; place, text and kind of an answer."""
 
 
 class Record(NamedTuple):

@@ -136,10 +136,10 @@ def _last_word(loaded: TrainedModel, task: PromptTask, examples: Sequence[Prompt
     found = loaded.score([(text[:end], text[end:]) for text, end in zip(texts, cuts, strict=True)], sentinel=sentinel)
     rows = [
         {
-            "prediction": bool(each.is_likeliest.all()), "gold": text[end + 1 :], "log_likelihood": each.total,
+            "prediction": bool(each.is_likeliest.all()), "gold": text[start + 1 :], "log_likelihood": each.total,
             "last_token": bool(each.is_likeliest[-1]),
         }
-        for text, cut, each in zip(texts, cuts, found, strict=True)
+        for text, start, each in zip(texts, cuts, found, strict=True)
     ]
     return rows, {
         "word_accuracy": float(np.mean([row["prediction"] for row in rows])),

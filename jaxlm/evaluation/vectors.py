@@ -90,7 +90,8 @@ Evaluated = tuple[list[dict[str, Any]], Result, Sequence[tuple[str, ...]], Calla
 
 def _pairs(encode: Encode, table: list[TableRow], names: Sequence[str], limit: int) -> Evaluated:
     """Score pairs by their vectors, and by the share of their words that they have in common."""
-    labelled = [row for row in table[: limit or None] if row.label(names[2]) is not None]
+    ids = [i for i, row in enumerate(table[: limit or None]) if row.label(names[2]) is not None]
+    labelled = [table[i] for i in ids]
     if not labelled:
         raise UserError(f"no row has a {names[2]}; choose another column with --columns.")
     golds = np.array([row.number(names[2]) for row in labelled])
@@ -112,7 +113,7 @@ def _pairs(encode: Encode, table: list[TableRow], names: Sequence[str], limit: i
             for name, value in metrics(found[chosen], gold).items()
         }
 
-    columns = {"id": np.arange(len(texts)), "prediction": scores, "gold": golds, "word_overlap": overlaps}
+    columns = {"id": np.array(ids), "prediction": scores, "gold": golds, "word_overlap": overlaps}
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*(x.tolist() for x in columns.values()), strict=True)]
     counts = {"unlabelled": unlabelled} if (unlabelled := len(table[: limit or None]) - len(rows)) else {}
     return rows, {"task": "pairs" if is_label else "similarity"} | counts, texts, measure

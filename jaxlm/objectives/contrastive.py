@@ -35,7 +35,7 @@ class InfoNCE(Objective):
 
     Loss: the mean over queries of -log softmax of the positive's score / temperature, over the positives and hard
     negatives of all queries of the batch (van den Oord et al. 2018; MultipleNegativesRankingLoss). A passage with the
-    text of the query's own positive, or the positive in a row of the same query, is no negative.
+    text of one of the row's positives, or the positive in a row of the same query, is no negative.
 
     The batch is that of all devices. A microbatch has fewer negatives, and so another loss; `chunks` saves the same
     memory. `corrupt` returns `input_ids`, `attention_mask` int32 [batch, texts, length], the query and the positive
@@ -70,7 +70,8 @@ class InfoNCE(Objective):
     MatryoshkaLoss of sentence-transformers."""
     chunks: int = field(1, resumable=True, range="[1, inf)")
     """Parts of a batch for gradient caching (Gao et al. 2021): the encoder reads each twice, with the activations of
-    one part in memory, and the loss is the same. The scores of late interaction are computed in the same parts."""
+    one part in memory, and the loss is the same but for the draws of dropout. The scores of late interaction are
+    computed in the same parts."""
 
     primary_metric = "contrastive_loss"
     private_params = ("token_projection",)
@@ -278,13 +279,16 @@ def text_codes(ids: Int[Array, "*rows length"], mask: Int[Array, "*rows length"]
 def excluded_passages(example: Example) -> Bool[Array, "batch batch passages"]:
     """Return the mask of the passages that are left out of each query's softmax, which its own positive never is.
 
-    They are those with the text of its positive, the positives of queries with its text, those of rows of padding, and
-    those that a row lacks. Rows of padding have no negatives at all.
+    They are those with the text of a positive of its row, the positives of queries with its text, those of rows of
+    padding, and those that a row lacks. Rows of padding have no negatives at all. `positives` uint32 [batch, positives]
+    in the example has the codes of a row's positives, where it has more than the one that is read.
     """
     mask, is_row = jnp.asarray(example["attention_mask"]), jnp.asarray(example["row"]) >= 0
     codes = text_codes(jnp.asarray(example["input_ids"]), mask)
     is_text = jnp.any(mask[:, 1:] > 0, axis=-1)
-    excluded = (codes[:, 1, None, None] == codes[:, 1:]) | ~is_text | ~(is_row[:, None] & is_row)[..., None]
+    own = jnp.asarray(example.get("positives", codes[:, 1:2]))
+    excluded = jnp.any(own[:, None, None] == codes[:, 1:, None], axis=-1)
+    excluded |= ~is_text | ~(is_row[:, None] & is_row)[..., None]
     is_positive = jnp.arange(excluded.shape[-1]) == 0
     excluded |= (codes[:, :1] == codes[:, 0])[..., None] & is_positive
     return excluded & ~(jnp.eye(len(codes), dtype=bool)[..., None] & is_positive)

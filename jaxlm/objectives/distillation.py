@@ -89,6 +89,8 @@ class Distillation(MaskedLM):
     def _mismatches(self, teacher: Objective) -> Iterator[Mismatch]:
         """Yield what the loss, or initialization from the teacher's layers, does not bear."""
         theirs, ours = teacher.model, self.model.for_vocabulary(teacher.vocabulary)
+        if teacher.answer_kind != "masks" or teacher.predicts_next or theirs.is_causal:
+            yield Mismatch("no predictions of masked tokens at their own positions", "")
         names = ["vocab_size", "hidden_size", "num_heads", "intermediate_size"]
         names = names if self.copy_layers else names[: 1 + bool(self.cosine_weight)]
         if self.copy_layers and theirs.max_positions > ours.max_positions:

@@ -61,7 +61,8 @@ class LayerDistillation(Objective):
         return LinearHead(self.model.stack, self.teacher_hidden_size)
 
     @property
-    def _projection_name(self) -> str:
+    def projection_name(self) -> str:
+        """Name of its parameters."""
         return "projection_to_teacher" if self.model.has_projection else "projection"  # an ALBERT has one of its own
 
     def check(self, vocabulary: Vocabulary, length: int) -> None:
@@ -82,7 +83,7 @@ class LayerDistillation(Objective):
         key_model, key_projection = jax.random.split(key)
         params = self.model.init(key_model)
         del params["mlm_head"]
-        return params | {self._projection_name: self.projection.init_params(key_projection)}
+        return params | {self.projection_name: self.projection.init_params(key_projection)}
 
     def corrupt(self, key: jax.Array, batch: TokenBatch) -> Example:
         """Corrupt as MaskedLM does; `describe` shows the masked tokens, and the loss ignores them."""
@@ -93,7 +94,7 @@ class LayerDistillation(Objective):
         teacher = self.constants
         teacher_states = jax.lax.stop_gradient(teacher.objective.model.layer_states(teacher.params, inputs))
         student_states = self.model.layer_states(params, inputs, key=key if train else None)
-        project = functools.partial(call, self.projection, params[self._projection_name])
+        project = functools.partial(call, self.projection, params[self.projection_name])
         return layer_terms(student_states, teacher_states, project, inputs.mask)
 
     def flops(self, length: int) -> float:

@@ -130,8 +130,10 @@ def _coqa_span(text: str, evidence: str, start: int) -> tuple[int, str, str]:
     if kind not in KINDS[1:]:
         kind = "span" if start >= 0 else "unknown"
     # The answer itself rather than the sentence that it was taken from.
-    if kind == "span" and (within := re.search(re.escape(text), evidence, re.IGNORECASE)):
-        return start + within.start(), within[0], kind
+    word = re.escape(text)
+    for pattern in (rf"(?<!\w){word}(?!\w)", word) if kind == "span" else ():  # "he" before a part of "The"
+        if within := re.search(pattern, evidence, re.IGNORECASE):
+            return start + within.start(), within[0], kind
     return start, evidence, kind
 
 
@@ -150,7 +152,7 @@ def _record(
     # Byte-level vocabularies have tokens of white space, which are no part of a question or an answer.
     start += len(text) - len(text.lstrip())
     values = {"question": question.lstrip(), "passage": passage, "answers": golds, "start": start,
-              "text": text.strip(), "kind": kind}
+              "answer_text": text.strip(), "kind": kind}
     return Record(name, place, values, (passage,))
 
 
@@ -206,7 +208,12 @@ class Answers(Task):
             raise UserError("objective.null_threshold is for SQuAD 2.0; add --objective.no-answer True, without kinds.")
 
     def template_for(self, vocabulary: Vocabulary | None) -> Template:
-        return (self.fine_tuning.answer_template or self.fine_tuning.template).for_vocabulary(vocabulary)
+        own = self.fine_tuning.answer_template or self.fine_tuning.template
+        template = own.for_vocabulary(vocabulary)
+        if own.pair and template.pair.endswith(("$B", "$B:1")):  # "no answer" follows the passage, also in a decoder
+            end = own.pair.rpartition(" ")[2]
+            template = dataclasses.replace(template, pair=f"{template.pair} {end}", needs=own.needs)
+        return template
 
     @property
     def text_template(self) -> Template:
@@ -240,7 +247,7 @@ class Answers(Task):
     ) -> Iterator[tuple[Arrays, Window]]:
         starts = np.arange(0, max(1, len(ids) - room + min(self.window_stride, room)), min(self.window_stride, room))
         context = _context(len(ids), starts[:, None], np.minimum(starts + room, len(ids))[:, None])
-        text, kind = record.values["text"], record.values["kind"]
+        text, kind = record.values["answer_text"], record.values["kind"]
         # Tokens that have any character of the answer, or of the evidence for yes and no.
         begin, end = record.values["start"], record.values["start"] + len(text)
         answer = np.flatnonzero((offsets[:, 1] > begin) & (offsets[:, 0] < end) & (begin < end))

@@ -17,7 +17,7 @@ from jaxlm.data.labelled import Arrays, EncodedExample, LabelledSource, Record
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.objectives.base import Example, Term
-from jaxlm.objectives.contrastive import InfoNCE
+from jaxlm.objectives.contrastive import InfoNCE, text_codes
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.types import Params, Vectors
 
@@ -165,13 +165,15 @@ class Contrastive(InfoNCE):
         return lines
 
     def corrupt(self, key: jax.Array, batch: Arrays) -> Example:
-        """Return the batch with one positive per row, drawn uniformly."""
+        """Return the batch with one positive per row, drawn uniformly, and the codes of all as `positives`."""
         most = batch["input_ids"].shape[1] - self.num_texts + 1
         if most == 1:
             return batch
-        counts = jnp.sum(jnp.any(batch["attention_mask"][:, 1 : 1 + most] > 0, axis=-1), axis=1)
+        ids, mask = (batch[name][:, 1 : 1 + most] for name in ("input_ids", "attention_mask"))
+        codes, is_text = text_codes(ids, mask), jnp.any(mask > 0, axis=-1)
+        counts = jnp.sum(is_text, axis=1)
         drawn = 1 + jax.random.randint(key, counts.shape, 0, jnp.maximum(counts, 1))[:, None, None]
-        return batch | {
+        return batch | {"positives": jnp.where(is_text, codes, codes[:, :1])} | {
             name: jnp.concatenate([x[:, :1], jnp.take_along_axis(x, drawn, axis=1), x[:, 1 + most :]], axis=1)
             for name, x in batch.items() if name in self.padding}
 

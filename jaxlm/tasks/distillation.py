@@ -18,7 +18,7 @@ from jaxlm.models.encoder import Encoder
 from jaxlm.models.heads import LinearHead
 from jaxlm.models.layers.stack import call
 from jaxlm.objectives.base import Bound, Term, Terms
-from jaxlm.objectives.layer_distillation import layer_terms
+from jaxlm.objectives.layer_distillation import LayerDistillation, layer_terms
 from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.objectives.teacher import Mismatch, layer_mismatches, require_fit, text_mismatches
 from jaxlm.tasks.classification import Classification
@@ -70,6 +70,13 @@ class DistilledClassification(Classification):
         key_task, key_projection = jax.random.split(key)
         params, projection = super().init(key_task), self._projection.init_params(key_projection)
         return params | {"projection_to_teacher": projection} if self.layer_weight else params
+
+    def select_params(self, source: PretrainedModel) -> Params:
+        """Return the parameters, with the projection that the distillation of the same teacher's layers has trained."""
+        params, theirs = super().select_params(source), source.objective
+        if isinstance(theirs, LayerDistillation) and theirs.teacher_hidden_size == self.teacher_hidden_size:
+            params |= {"projection_to_teacher": source.params[theirs.projection_name]} if self.layer_weight else {}
+        return params
 
     def load_constants(self, vocabulary: Vocabulary, load: Callable[[str], PretrainedModel]) -> PretrainedModel:
         if not self.teacher:

@@ -93,6 +93,7 @@ class TagRows(LabelledData):
                     words += found
             if error:
                 yield error
+                number += 1
             elif words:
                 (start, *_), texts, tags = words[0], [word for _, word, _ in words], [tag for *_, tag in words]
                 values = {"words": texts, "tags": tags if tag_column else None}

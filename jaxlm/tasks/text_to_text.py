@@ -56,7 +56,8 @@ class PairRows(TableData):
 
     def record(self, row: TableRow) -> tuple[dict[str, Any], tuple[str, ...]]:
         source, targets = " ".join(row.texts(self.source_field)), None
-        if self.target_field and row.values[self.target_field] is not None:
+        target = row.values[self.target_field] if self.target_field else None
+        if target is not None and str(target).strip():  # as for labels, an empty cell is no answer
             targets = row.labels(self.target_field)
             if not targets:
                 raise UserError(f"{row.place}: {self.target_field!r} is an empty list; fix or remove the line.")
@@ -280,6 +281,8 @@ class TextToText(Task):
                 # The vocabulary may have no form of a label or answer as it stands: NFKC takes Thai ำ apart.
                 record = records[examples[i].record]
                 golds = [*self.label_texts, self.texts(record)[1], *(record.values.get("targets") or ())]
+                for gold in record.values.get("answers") or ():  # of a question, each as the model would write it
+                    golds.append(self.texts(record._replace(values=record.values | {"answers": [gold]}))[1])
                 known = {spelled(gold): gold for gold in golds} | {gold: gold for gold in golds}
                 text = source.tokenizer.decode(ids).strip()
                 if getattr(self.kind, "is_multi_label", False) and text not in known:

@@ -207,10 +207,10 @@ def test_a_t5_pretrained_on_spans_continues_a_sentinel(t5, prompt_file, monkeypa
 
 def test_the_last_word(gpt2, prompt_file, tmp_path, monkeypatch):
     model, ours, path = gpt2
-    (tmp_path / "rows.jsonl").write_text('{"text": "abc abd abf"}\n{"text": "abc bcd xqz."}\n')
+    (tmp_path / "rows.jsonl").write_text('{"text": "abc abf"}\n{"text": "abc bcd xqz."}\n')
     result = run(path, prompt_file(kind="last-word"), str(tmp_path / "out.jsonl"))
     totals, lasts = [], []
-    for text, word in (("abc abd abf", " abf"), ("abc bcd xqz.", " xqz.")):
+    for text, word in (("abc abf", " abf"), ("abc bcd xqz.", " xqz.")):
         values = log_likelihood(model, ours.tokenizer, text, len(ours.tokenizer.encode(word)))
         totals.append(values.sum())
         lasts.append(values[-1])
@@ -222,7 +222,8 @@ def test_the_last_word(gpt2, prompt_file, tmp_path, monkeypatch):
     monkeypatch.setattr("jaxlm.runs.model.score", lambda *_: found)
     m = run(path, prompt_file(kind="last-word"), str(tmp_path / "out.jsonl"))["metrics"]
     assert (m["word_accuracy"], m["token_accuracy"]) == (0.5, 1.0)
-    assert json.loads((tmp_path / "out.jsonl").read_text().splitlines()[1])["gold"] == "xqz."
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [row["gold"] for row in rows] == ["abf", "xqz."]
 
 
 @pytest.mark.slow

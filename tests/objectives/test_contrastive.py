@@ -393,7 +393,7 @@ def test_rows_are_encoded_with_prompts(tokenizer, tmp_path):  # noqa: F811
 def test_one_of_several_positives_is_drawn_each_step(tokenizer, tmp_path):  # noqa: F811
     """BGE's rows, {"query": …, "pos": […], "neg": […]}: every positive as often, the others at each step."""
     rows = [{"query": "the cat", "pos": ["dog", "tree", "mat"], "neg": ["it ran"]},
-            {"query": "the dog", "pos": ["cat"], "neg": ["it sat"]}]
+            {"query": "the dog", "pos": ["cat"], "neg": ["tree"]}]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
     data = TextGroups(source=str(tmp_path / "a.jsonl"), held_out=0.0, positive_field="pos", negative_fields=("neg",))
     objective = Contrastive(model=BERT, negatives=1).bind(tokenizer.vocabulary, 16)
@@ -403,6 +403,9 @@ def test_one_of_several_positives_is_drawn_each_step(tokenizer, tmp_path):  # no
     for step in range(300):
         example = jax.device_get(draw(jax.random.key(step), batch))
         assert example["input_ids"].shape[:2] == (3, 3)
+        first, second = (int(np.flatnonzero(example["row"] == row)[0]) for row in (0, 1))
+        left_out = excluded_passages(example)  # "tree" is no negative of "the cat", whichever positive is drawn
+        assert left_out[first, second].tolist() == [False, True] and not left_out[second, first].any()
         for ids, mask, row in zip(example["input_ids"], example["attention_mask"], example["row"], strict=True):
             texts = [" ".join(tokenizer.pieces(each[real > 0])[1:-1]) for each, real in zip(ids, mask, strict=True)]
             if row < 0:

@@ -21,6 +21,7 @@ from jaxlm.models.deberta import Deberta
 from jaxlm.models.distilbert import Distilbert
 from jaxlm.models.electra import ElectraEncoder
 from jaxlm.models.gpt2 import Gpt2
+from jaxlm.models.llama import Llama
 from jaxlm.models.modernbert import ModernBert
 from jaxlm.models.roberta import Roberta
 from jaxlm.models.rotary_bert import Gte, NomicBert
@@ -39,6 +40,8 @@ VOCABULARY = Vocabulary.stand_in(160)
 SIZES = dict(hidden_size=16, num_heads=2, intermediate_size=32, max_positions=32, init_std=0.2, dropout=0.0,
              attention_dropout=0.0)
 LENGTH = 24
+LLAMA = Llama(vocab_size=160, hidden_size=16, num_layers=2, num_heads=2, num_kv_heads=2, head_dim=8,
+              intermediate_size=32)
 
 
 @functools.cache
@@ -214,6 +217,10 @@ def test_flops():
             r"another vocabulary, .*; add --data.tokenizer somewhere",
         ),
         (PretrainedModel(CausalLM(model=Gpt2()).bind_unchecked(VOCABULARY), {}), "is a Gpt2; choose an encoder"),
+        (dataclasses.replace(teacher(), objective=dataclasses.replace(teacher().objective, predicts_next=True)),
+         "has no predictions of masked tokens at their own positions; choose another teacher"),
+        (PretrainedModel(CausalLM(model=LLAMA).bind(VOCABULARY, LENGTH), LLAMA.init(jax.random.key(0))),
+         "has no predictions of masked tokens at their own positions"),
     ],
 )
 def test_teachers_that_do_not_suit(loaded, words):

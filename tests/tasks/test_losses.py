@@ -20,11 +20,12 @@ from jaxlm.models.distilbert import Distilbert
 from jaxlm.models.elmo import spell
 from jaxlm.models.gpt1 import Gpt1
 from jaxlm.models.gpt2 import Gpt2
-from jaxlm.models.llama import EuroBert
+from jaxlm.models.llama import EuroBert, Llama
 from jaxlm.models.modernbert import ModernBert
 from jaxlm.models.roberta import Roberta
 from jaxlm.models.t5 import T5
 from jaxlm.objectives.base import total_loss
+from jaxlm.objectives.layer_distillation import LayerDistillation
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.runs.session import require_model
@@ -224,6 +225,24 @@ def test_a_student_that_is_its_teacher_has_its_logits_with_layers_too(family, po
     found = terms(params, batch)
     assert float(found["attention_loss"].total) == pytest.approx(0, abs=1e-6)
     assert float(found["soft_loss"].total) == pytest.approx(0, abs=1e-5)
+
+
+def test_no_answer_follows_the_passage_in_a_decoder_whose_tokenizer_begins_texts():
+    """Llama 3's and Gemma's folders put a begin symbol before each text, and nothing after the last one."""
+    begins = dataclasses.replace(VOCABULARY, single=f"#{VOCABULARY.bos} $A", pair="#5 $A #5 $B:1")
+    for vocabulary, pair in ((begins, "#5 $A #5 $B:1 eos"), (VOCABULARY, "$A eos $B eos")):
+        assert Answers(model=Llama()).template_for(vocabulary).pair == pair
+
+
+def test_the_projection_of_layer_distillation_goes_on():
+    """As TinyBERT's: both stages have one projection, of a teacher of the same width."""
+    general = LayerDistillation(model=Bert(**SIZES), teacher="T", teacher_hidden_size=24).bind_unchecked(VOCABULARY)
+    source = PretrainedModel(general, random_params(general))
+    for width, is_kept in ((24, True), (32, False)):
+        student = DistilledClassification(
+            model=general.model, teacher="T", layer_weight=1.0, teacher_hidden_size=width, **LABELS)
+        found = student.select_params(source).get("projection_to_teacher")
+        assert (found is source.params["projection"]) == is_kept
 
 
 WRONG_TEACHERS = {

@@ -37,6 +37,11 @@ def test_rows_that_are_also_trained_on_are_counted(tmp_path):
     data = TextRows(source=str(tmp_path / "x.tsv"), dev=str(tmp_path / "y.tsv"))
     shared = f"2 of 3 rows of {data.dev} are also in {data.source}, which is trained on"
     assert data.open(ByteTokenizer(), print).summary.endswith(shared)
+    for name, answer in (("x", "red"), ("y", "house")):
+        content = squad("a red house", answers=[{"text": answer, "answer_start": "a red house".index(answer)}])
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    questions = AnswerRows(source=str(tmp_path / "x.json"), dev=str(tmp_path / "y.json"))
+    assert "1 of 1 rows of" in questions.open(ByteTokenizer(), print).summary
     (tmp_path / "link.tsv").symlink_to(tmp_path / "x.tsv")
     for dev in (data.source, str(tmp_path / "link.tsv")):
         with pytest.raises(UserError, match=r"--data.dev is the file of --data.source, .*x.tsv, which is trained on"):

@@ -69,19 +69,21 @@ def test_half_an_emoji_becomes_one_character(tmp_path):
     question = {"id": "1", "question": "\\ud83d?", "answers": [{"text": "\\ud83d b", "answer_start": 2}]}
     text = json.dumps({"data": [{"paragraphs": [{"context": "a \\ud83d b", "qas": [question]}]}]}).replace("\\\\", "\\")
     (row,) = read(AnswerRows(), tmp_path, "x.json", text)
-    assert (row.values["passage"], row.values["text"], row.values["start"]) == ("a \ufffd b", "\ufffd b", 2)
+    assert (row.values["passage"], row.values["answer_text"], row.values["start"]) == ("a \ufffd b", "\ufffd b", 2)
 
 
 def test_an_answer_of_coqa_is_found_in_its_evidence_whatever_its_case():
     """Lower-case İ has two characters."""
     assert answers._coqa_span("ali", "In İstanbul, Ali lives", 5) == (18, "Ali", "span")
+    assert answers._coqa_span("he", "The boy said he left", 5) == (18, "he", "span")  # no part of a word, if it can be
+    assert answers._coqa_span("京", "在北京", 5) == (7, "京", "span")
 
 
 @pytest.mark.parametrize(("kind", "values", "written"), [
     (Classification(labels=("คำถาม", "คำตอบ")), {"text": "x", "label": "คำถาม"}, "คำถาม"),
     (Classification(labels=("0", "1"), label_words=("0=คำถาม", "1=คำตอบ")), {"text": "x", "label": "1"}, "คำตอบ"),
     (Classification(target="labels", labels=("คำถาม", "น้ำ")), {"text": "x", "label": ["น้ำ", "คำถาม"]}, "น้ำ, คำถาม"),
-    (Answers(), {"passage": "x น้ำท่วม y", "question": "?", "answers": ["น้ำท่วม"]}, "น้ำท่วม"),
+    (Answers(), {"passage": "x น้ำท่วม y", "question": "?", "answers": ["y", "น้ำท่วม"]}, "น้ำท่วม"),
     (None, {"source": "x", "targets": ["คำตอบ！"]}, "คำตอบ!"),
 ])
 def test_written_answers_are_right_as_the_vocabulary_spells_them(kind, values, written, tmp_path, monkeypatch):
@@ -128,8 +130,8 @@ def test_a_conversation_with_and_without_answers(tmp_path):
         assert [row.id for row in rows] == ["s:0", "s:1", "s:2", "s:3"]
         assert rows[3].values["question"] == asked and rows[3].values["answers"] is None
         own = read(data, tmp_path, "x.json", json.dumps({"data": [story]}))[3].values
-        assert own == {"question": answered, "passage": "red house", "answers": ["red"], "start": 0, "text": "red",
-                       "kind": "span"}
+        assert own == {"question": answered, "passage": "red house", "answers": ["red"], "start": 0,
+                       "answer_text": "red", "kind": "span"}
 
 
 @pytest.mark.parametrize(("data", "file"), [
@@ -219,11 +221,11 @@ def test_white_space_around_questions_and_answers_is_not_read(tmp_path):
     changes = {"question": " \n ?", "answers": [{"text": " red ", "answer_start": 1}, {"text": " ", "answer_start": 0}]}
     (row,) = read(AnswerRows(), tmp_path, "x.json", json.dumps(squad("a red house", **changes)))
     assert row.values | {"passage": ""} == {
-        "question": "?", "passage": "", "answers": [" red ", " "], "start": 2, "text": "red", "kind": "span",
+        "question": "?", "passage": "", "answers": [" red ", " "], "start": 2, "answer_text": "red", "kind": "span",
     }
     story = STORY | {"story": "a red house", "answers": [{"input_text": "yes", "span_start": 1, "span_text": " red "}]}
     (row,) = read(AnswerRows(form="coqa"), tmp_path, "y.json", json.dumps({"data": [story]}))
-    assert (row.values["start"], row.values["text"], row.values["kind"]) == (2, "red", "yes")
+    assert (row.values["start"], row.values["answer_text"], row.values["kind"]) == (2, "red", "yes")
 
 
 def test_texts_may_be_numbers_and_labels_booleans(tmp_path):
@@ -239,6 +241,8 @@ def test_a_blank_label_is_none(tmp_path):
     fields = ChoiceRows(choices_fields="b,c")
     rows = read(fields, tmp_path, "x.tsv", "text\tb\tc\tlabel\na\tb\tc\t\na\tb\tc\t1\n")
     assert [row.values["label"] for row in rows] == [None, 1]
+    rows = read(PairRows(), tmp_path, "y.tsv", "source\ttarget\na\t\nb\t0\n")
+    assert [row.values["targets"] for row in rows] == [None, ["0"]]
 
 
 def test_rows_of_squad_are_those_of_its_json(tmp_path):

@@ -107,9 +107,15 @@ def _command(arguments: list[str], environment: dict[str, str], log: str) -> Non
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     import jax
+    from jax._src import compilation_cache, compiler
 
     from jaxlm.cli import main
 
+    def write(key: str, seconds: float, name: str, backend: Any, executable: Any, *_: Any) -> None:
+        compilation_cache.put_executable_and_time(key, name, executable, backend, int(seconds))
+
+    # jax lets only process 0 write into the cache, but on CPUs each process has keys of its own.
+    compiler._cache_write = write
     # A run has a hundred small programs, which the other commands of a test find in the cache.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     try:

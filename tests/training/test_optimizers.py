@@ -453,6 +453,15 @@ def test_layer_decay_of_repeated_kinds():
         assert (found["layers"][str(kind)]["mlp_norm"]["scale"][:, 0] == 0.5 ** (7 - kind - np.array([0, 3]))).all()
 
 
+def test_layer_decay_of_a_second_stack():
+    """ERNIE's entities belong to its last layers, and the first of them, with a form of its own, to the one before."""
+    text, first, last = (np.ones(shape, np.float32) for shape in ((4, 2), (2,), (1, 2)))
+    ones = {"encoder": {"layers": text}, "entity_encoder": {"first": {"mlp": first}, "layers": {"mlp": last}}}
+    scale = scale_by_depth(0.5, (), 2)
+    found = scale.update(ones, scale.init(ones), ones)[0]["entity_encoder"]
+    assert (found["first"]["mlp"] == 0.5**3).all() and (found["layers"]["mlp"] == 0.5**2).all()
+
+
 def test_layer_decay_of_xlnet():
     """Yang et al. 2019, fine-tuning: rate · d^(n - m) for layer m of 1 to n, and the full rate beside the layers."""
     model = Xlnet(vocab_size=8, hidden_size=4, num_layers=3, num_heads=2, intermediate_size=4)
