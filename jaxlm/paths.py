@@ -85,8 +85,8 @@ def absolute(path: epath.Path) -> epath.Path:
 
 
 def real_path(path: str | os.PathLike[str]) -> str:
-    """Return the absolute path without symbolic links; an address as it is."""
-    return os.fspath(path).rstrip("/") if in_bucket(path) else os.path.realpath(path)
+    """Return the absolute path without symbolic links and "~"; an address as it is."""
+    return os.fspath(path).rstrip("/") if in_bucket(path) else os.path.realpath(os.path.expanduser(path))
 
 
 def any_path(path: str | os.PathLike[str]) -> epath.Path:

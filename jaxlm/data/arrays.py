@@ -149,12 +149,18 @@ class Files:
         with self._lock:
             for number, first, last in zip(file, start, end, strict=True):
                 try:
-                    found.append(os.pread(self._descriptor(number), last - first, first))
+                    found.append(_read_whole(self._descriptor(number), last - first, first))
                 except OSError as error:
                     raise damaged(self.paths[number], error) from error
                 if len(found[-1]) != last - first:
                     raise damaged(self.paths[number], "it is cut off")
         return b"".join(found)
+
+    def close(self) -> None:
+        """Close the files; one that is read again is opened again."""
+        with self._lock:
+            _close(self._open)
+            self._open.clear()
 
     def _descriptor(self, number: int) -> int:
         if number in self._open:
@@ -178,6 +184,14 @@ class Files:
 
 
 _live: weakref.WeakSet[Files] = weakref.WeakSet()
+
+
+def _read_whole(descriptor: int, size: int, start: int) -> bytes:
+    """Return `size` bytes, fewer at the end of the file; one call of Linux reads at most 2 GiB."""
+    data = os.pread(descriptor, size, start)
+    while len(data) < size and (more := os.pread(descriptor, size - len(data), start + len(data))):
+        data += more
+    return data
 
 
 def _close(opened: Mapping[int, int]) -> None:
@@ -224,6 +238,10 @@ class FlatArray(_Array):
         """Name the file; it is not opened yet."""
         self.size, self._dtype, self._files = size, dtype, Files([os.fspath(path)], dtype)
 
+    def close(self) -> None:
+        """Close the file until it is read again."""
+        self._files.close()
+
     def ranges(self, start: np.ndarray, count: np.ndarray) -> np.ndarray:
         used = count > 0
         if not used.any():
@@ -245,6 +263,7 @@ class Increasing:
         """Open the array that `IncreasingWriter` wrote."""
         self.size, self._array = size, FlatArray(path, "int64", size + 1)
         self._held = self._array.read(0, size + 1) if size < _RESIDENT else None
+        self._array.close()  # a mixture of many sources has many of them
         count = -(-size // STRIDE) + 1
         self.samples = FlatArray(f"{os.fspath(path)}-samples", "int64", count).read(0, count)
 

@@ -120,10 +120,10 @@ def _dataset_state(source: str, columns: Columns) -> tuple[list[str], list[str],
     else:
         data = arrow_source.open_dataset(source, columns)
         files = [file["filename"] for file in data.cache_files]
-    # Each machine downloads a dataset of the hub at a time of its own; the paths have its commit or version.
+    # Each machine downloads or converts a dataset at a time of its own; the paths have its commit, version or state.
     name = source.removeprefix("hf:").partition(":")[0]
-    is_local = source.startswith("hf:") and os.path.exists(os.path.expanduser(name))
-    states = [[file, *file_state(file)[: None if is_local else 1]] for file in files]
+    own = os.path.join(real_path(name), "") if source.startswith("hf:") and any_path(name).exists() else None
+    states = [[file, *file_state(file)[: None if own and real_path(file).startswith(own) else 1]] for file in files]
     return [json.dumps([source, len(data)]), *map(json.dumps, states)], files, sum(s[1] for s in states), len(data)
 
 

@@ -128,7 +128,7 @@ class TextData(Data):
     def _shares(self) -> list[tuple[list[Part], float]]:
         """The parts of each source, and its share in the vocabulary's text."""
         sources = self._sources.values()
-        sizes = [corpus.size for _, corpus, _ in sources]
+        sizes = [sum(part.text_size for part in corpus.parts) for _, corpus, _ in sources]
         if not any(sizes):
             raise UserError(f"{self.source} holds no text; all files are empty.")
         shares = shares_of([weight for *_, weight in sources], sizes, self.temperature).tolist()

@@ -56,7 +56,12 @@ def open_dataset(source: str) -> tuple[Any, Any]:
         raise UserError(f"{source!r} names no dataset; write tfds:NAME, tfds:NAME/CONFIG or tfds:NAME:SPLIT.")
     try:
         builder = tfds.builder(name, data_dir=os.environ.get("TFDS_DATA_DIR"), file_format="array_record")
-        builder.download_and_prepare()
+        try:
+            builder.download_and_prepare()
+        except Exception:
+            if not builder.data_path.exists():  # else another process has prepared it at the same time
+                raise
+            builder = tfds.builder(name, data_dir=os.environ.get("TFDS_DATA_DIR"), file_format="array_record")
         return builder, builder.as_data_source(split=split or "train")
     except Exception as error:  # tfds raises many kinds of exceptions
         reason = (str(error) or type(error).__name__).strip().splitlines()[0]

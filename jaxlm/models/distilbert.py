@@ -8,6 +8,7 @@ from typing import ClassVar
 from jaxlm.models.base import FineTuning
 from jaxlm.models.bert import Bert
 from jaxlm.models.encoder import Encoder
+from jaxlm.models.layers.config import StackConfig
 from jaxlm.tokenizers.template import Template
 
 
@@ -24,6 +25,10 @@ class Distilbert(Encoder):
         single="cls $A sep", pair="cls $A sep $B sep", needs=("pad", "cls", "sep", "mask")
     )
     """Special symbols around one and two texts."""
+
+    @property
+    def stack(self) -> StackConfig:
+        return dataclasses.replace(super().stack, attention_output_dropout=0.0)  # as in its Transformers class
 
     @property
     def fine_tuning(self) -> FineTuning:

@@ -39,7 +39,7 @@ class ElectraEncoder(Encoder):
 
     @property
     def fine_tuning(self) -> FineTuning:
-        return FineTuning(self.template, activation="gelu")
+        return FineTuning(self.template, activation="gelu", drops_input=True)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from jaxlm.fields import field
-from jaxlm.models.base import Inputs
+from jaxlm.models.base import FineTuning, Inputs
 from jaxlm.models.encoder import Encoder
 from jaxlm.models.layers.config import PlainActivation, transformer_sizes
 from jaxlm.tokenizers.template import Template
@@ -37,6 +37,10 @@ class Roberta(Encoder):
     )
     """Special symbols around one and two texts."""
     published_sizes: ClassVar = {"base": transformer_sizes(12, 768), "large": transformer_sizes(24, 1024)}
+
+    @property
+    def fine_tuning(self) -> FineTuning:
+        return FineTuning(self.template, drops_input=True)
 
     @property
     def first_position(self) -> int:

@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 from etils import epath
+from jax._src import distributed
 from jax.experimental import multihost_utils
 
 from jaxlm.errors import UserError
@@ -82,6 +83,8 @@ def join_processes() -> None:
         if processes and index == 0:
             _require_free_port(address)
         bind = address if processes and _is_loopback(address) else None
+        # jax's service would swallow SIGTERM until the first step; see `share_signals`.
+        jax.config.update("jax_enable_preemption_service", False)
         # jax's own timeout aborts with a C++ stack.
         with _patience(state, seconds, JOIN_SECONDS, 1, "Start all at the same time, each with an index of its own."):
             jax.distributed.initialize(
@@ -93,6 +96,16 @@ def join_processes() -> None:
             f"the environment says that this process is one of several, but jax cannot find the others ({error}); "
             "set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID."
         ) from error
+
+
+def share_signals() -> None:
+    """From here on SIGTERM to one of several processes is told to all, which stop after the same step.
+
+    Before, while a text is tokenized for hours, it ends the process as it does any other.
+    """
+    if jax.distributed.is_initialized() and distributed.global_state.preemption_sync_manager is None:
+        jax.config.update("jax_enable_preemption_service", True)
+        distributed.global_state.initialize_preemption_sync_manager()
 
 
 def start_devices() -> None:

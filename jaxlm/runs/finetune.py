@@ -26,10 +26,10 @@ def finetune(resolved: Resolved, run_dir: str | os.PathLike[str], report: Report
     Raises:
         UserError, Stopped: as `pretrain`.
     """
-    session, _, state, figures, metadata, signal = pretrain(resolved, run_dir, report)
+    session, _, state, _, metadata, signal = pretrain(resolved, run_dir, report)
     if signal:
         raise Stopped(signal)
-    if not figures:
+    if not session.source.records["held_out"]:
         return None
     t = session.kept.train
     main_first(lambda: None, "close the metrics", everywhere=False)  # all choose the best step by them

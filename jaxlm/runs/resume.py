@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import shlex
 from typing import Any
 
@@ -195,7 +194,7 @@ def run_metadata(session: Session, constants: Constants) -> dict[str, Any]:
     pretrained, experiment, source = session.pretrained, session.experiment, session.source
     path = pretrained.path if pretrained else ""
     if path and not path.startswith(hub.PREFIX):  # the working directory may be another one then
-        path = real_path(os.path.expanduser(path))
+        path = real_path(path)
     begun_from = {"imported_from": path, "fresh": list(pretrained.fresh)} if pretrained else {}
     begun_from |= {"settings": pretrained.settings._replace(length=pretrained.length).to_json()} if pretrained else {}
     return session.run.metadata | begun_from | {

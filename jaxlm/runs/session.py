@@ -17,7 +17,7 @@ from jaxlm.fields import with_value
 from jaxlm.models.base import Model
 from jaxlm.objectives.base import Bound, Constants, Objective
 from jaxlm.objectives.pretrained import PretrainedModel
-from jaxlm.parallel.hosts import main_first, require_same, together
+from jaxlm.parallel.hosts import main_first, require_same, share_signals, together
 from jaxlm.runs.folder import NO_RUN, RunFolder
 from jaxlm.tokenizers.tokenizer import Tokenizer
 from jaxlm.tokenizers.vocabulary import Vocabulary
@@ -62,6 +62,7 @@ class Setup:
                 "the other processes to tokenize their shares of the text",
             )
         source = main_first(lambda: data.open(self.tokenizer, report), "prepare the text")
+        share_signals()
         require_same({"tokenizer": self.tokenizer.fingerprint, "text": source.fingerprint})
         for phase in e.phases if e.train.phases else ():
             with phase.named():

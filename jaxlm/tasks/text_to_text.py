@@ -247,7 +247,7 @@ class TextToText(Task):
         losses = chunked_cross_entropy(model.token_features(params, hidden), table, labels, weights, bias=bias)
         return {
             "task_loss": Term(losses.total, jnp.sum(weights), 1.0),
-            "accuracy": Term.of(losses.correct, weights),
+            "token_accuracy": Term.of(losses.correct, weights),
         }
 
     def flops(self, length: int) -> float:

@@ -107,6 +107,7 @@ class StackConfig(ExecutionConfig):
         score_width: Attention scores are divided by its square root; None for head_dim. 1 in T5.
         intermediate_dropout: Dropout after the activation of the feed-forward layer.
         mlp_dropout: Dropout of the feed-forward output; None for `dropout`.
+        attention_output_dropout: Dropout of the output of attention; None for `dropout`.
         residual_init_scale: Factor on the initial weights of the products that enter the residual stream.
         num_groups: Number of groups of consecutive layers that share parameters (ALBERT); None without sharing.
         last_layer_at_positions: Compute the last layer only at the positions that are predicted, if it attends to all
@@ -142,6 +143,7 @@ class StackConfig(ExecutionConfig):
     attention_dropout: float = 0.1
     intermediate_dropout: float = 0.0
     mlp_dropout: float | None = None
+    attention_output_dropout: float | None = None
     init: Literal["truncated_normal", "normal", "fan_in"] = "truncated_normal"
     init_std: float = 0.02
     residual_init_scale: float = 1.0

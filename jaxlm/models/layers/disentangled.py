@@ -37,7 +37,8 @@ class RelativeTable(nn.Module):
         # No two tokens have the distance `length`.
         distances = np.arange(length, -length - 1, -1).clip(1 - length, length - 1)
         rows = self.buckets + distance_buckets(distances, self.buckets, self.max_length)
-        return Norm(c.norm, c.norm_eps, c.dtype, name="norm")(table)[rows.clip(0, 2 * self.buckets - 1)]
+        normalized = Norm(c.norm, c.norm_eps, "float32", name="norm")(table)  # a row's gradient is a sum over distances
+        return normalized[rows.clip(0, 2 * self.buckets - 1)].astype(c.dtype)
 
 
 def distance_buckets(distances: Int[np.ndarray, "*shape"], buckets: int, max_length: int) -> Int[np.ndarray, "*shape"]:

@@ -205,7 +205,8 @@ class Block(nn.Module):
             is_plain = name == "attention" and not c.has_first_norm
             y = function(norm(x) if c.norm_placement != "post" and not is_plain else x)
             y = _norm(c, f"{name}_out_norm")(y) if c.norm_placement == "both" else y
-            rate = c.dropout if name != "mlp" or c.mlp_dropout is None else c.mlp_dropout
+            rate = {"mlp": c.mlp_dropout, "attention": c.attention_output_dropout}.get(name)
+            rate = c.dropout if rate is None else rate
             y = residual + dropout(y, rate, module_key(self, rate, self.deterministic))
             return constrain(norm(y) if c.norm_placement == "post" else y)
 
