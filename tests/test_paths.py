@@ -13,7 +13,7 @@ from etils import epath
 
 from jaxlm.data.arrays import damaged
 from jaxlm.errors import UserError
-from jaxlm.paths import any_path, at_once, new_file, new_folder, reading, write_whole, writing
+from jaxlm.paths import any_path, at_once, new_file, new_folder, reading, real_path, write_whole, writing
 
 
 def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
@@ -27,6 +27,11 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", watched)
     write_whole(path, b"four")
     assert synced == [(4, False)] and path.read_bytes() == b"four" and len(list(path.parent.iterdir())) == 1
+
+
+def test_the_home_folder_is_found_as_by_a_shell():
+    """`--init-from=~/model` comes as it is."""
+    assert real_path("~/model") == os.path.realpath(os.path.join(os.path.expanduser("~"), "model"))
 
 
 def test_a_folder_that_cannot_get_its_name_is_refused(tmp_path):

@@ -73,6 +73,7 @@ def test_increasing_arrays(tmp_path, monkeypatch, resident):
         assert writer.close() == size and writer.last == steps.sum()
         values = np.concatenate([[0], np.cumsum(steps)])
         array = Increasing(epath.Path(tmp_path) / str(size), size)
+        assert not open_files(tmp_path)  # a mixture may have hundreds of arrays
         assert array.is_resident == (resident > 0)
         np.testing.assert_array_equal(array.samples, np.append(values[:-1:4], values[-1]))
         np.testing.assert_array_equal(array.read(0, size + 1), values)
@@ -157,6 +158,14 @@ def test_few_files_are_open_whoever_reads(tmp_path):
     assert not errors and 0 < len(open_files(tmp_path / "a")) <= 3
     array = None
     assert not open_files(tmp_path / "a")
+
+
+def test_a_file_is_read_in_as_many_calls_as_it_takes(tmp_path, monkeypatch):
+    """Linux reads at most 2 GiB in one."""
+    values, read = np.arange(3000, dtype="uint16"), os.pread
+    write_array(epath.Path(tmp_path) / "values", values)
+    monkeypatch.setattr(os, "pread", lambda file, size, start: read(file, min(size, 1000), start))
+    np.testing.assert_array_equal(FlatArray(tmp_path / "values", "uint16", 3000).read(0, 3000), values)
 
 
 def test_damage_is_one_sentence(tmp_path):

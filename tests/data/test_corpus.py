@@ -13,6 +13,7 @@ import pyarrow.parquet
 import pytest
 from etils import epath
 
+from jaxlm.data import tfds_source
 from jaxlm.data.corpus import open_corpus
 from jaxlm.data.parts import Reader
 from jaxlm.data.python_docs import documents as python_documents
@@ -318,6 +319,14 @@ def test_tfds(prepared, monkeypatch):
     assert len(texts("tfds:few_words:test")) == 3
     assert texts("tfds:few_words:train[:20]") == everything[:20]
     assert names("tfds:few_words") != names("tfds:few_words:test")
+
+    def prepared_by_another(self):
+        raise FileExistsError
+
+    builder = type(tfds_source.open_dataset("tfds:few_words")[0])
+    monkeypatch.setattr(builder, "download_and_prepare", prepared_by_another)
+    tfds_source.open_dataset.cache_clear()
+    assert texts("tfds:few_words") == everything
     with pytest.raises(UserError, match=r"few_words:nowhere cannot be read .*nowhere"):
         open_corpus("tfds:few_words:nowhere")
     with pytest.raises(UserError, match=r"no column 'body'.*'text'"):

@@ -317,7 +317,8 @@ def test_the_states_of_a_dataset_of_the_hub_are_those_of_any_machine(monkeypatch
     file = tmp_path / "data.arrow"
     file.write_bytes(b"rows")
     monkeypatch.setattr(corpus.arrow_source, "open_dataset", lambda source, columns: Rows([{"filename": str(file)}]))
-    for source, is_same in (("hf:ORG/NAME", True), (f"hf:{tmp_path}", False)):
+    (tmp_path / "raw").mkdir()  # whose rows are converted into each machine's own cache
+    for source, is_same in (("hf:ORG/NAME", True), (f"hf:{tmp_path}", False), (f"hf:{tmp_path / 'raw'}", True)):
         os.utime(file, (1, 1))
         before = corpus._dataset_state(source, None)
         os.utime(file, (2, 2))

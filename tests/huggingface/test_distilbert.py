@@ -90,6 +90,25 @@ def test_imported_logits(name, tmp_path, vocab_file):
     assert all(np.array_equal(before[name], after[name]) for name in before)
 
 
+def test_dropout_is_after_the_feed_forward_only(monkeypatch):
+    """The output of attention enters the residual stream whole, unlike BERT's."""
+    theirs, shapes, rates = torch_distilbert("gelu").train(), [], []
+    for module in theirs.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.register_forward_hook(lambda module, given, made: shapes.append(made.shape))
+    ids = np.ones((1, 7), np.int32)
+    theirs(torch.from_numpy(ids).long())
+    monkeypatch.setattr("jaxlm.models.layers.stack.dropout", lambda x, rate, key: rates.append(rate) or x)
+    for family, count in ((Distilbert, 1), (Bert, 2)):
+        rates.clear()
+        model = family(vocab_size=len(VOCAB), hidden_size=32, num_layers=2, num_heads=4, intermediate_size=64)
+        run = lambda key, model=model: model.hidden_states(model.init(key), Inputs(ids), key=key)  # noqa: E731
+        jax.eval_shape(run, jax.random.key(0))
+        assert len([rate for rate in rates if rate]) == count * model.num_layers
+        if family is Distilbert:
+            assert count * model.num_layers == len(shapes) - 1  # and that of the embeddings
+
+
 def test_a_distilled_student_is_exported(tmp_path, tokenizer):
     model = Distilbert(hidden_size=32, num_layers=2, num_heads=2, intermediate_size=48, max_positions=33)
     objective = Distillation(model=model, teacher="gone").bind(tokenizer.vocabulary, 33)

@@ -26,8 +26,8 @@ from jaxlm.tasks.classification import Classification, TextRows
 from jaxlm.tasks.text_to_text import TextToText
 from jaxlm.training.checkpoints import Checkpoints
 from tests.params import random_params
-from tests.tasks.support import finetune, result, sentences
-from tests.training.support import metadata, metrics, saved_steps
+from tests.tasks.support import FAST, finetune, result, sentences
+from tests.training.support import metadata, metrics, saved_steps, stopped_after
 
 KINDS = {
     "classify": {"accuracy", "f1", "matthews"},
@@ -191,6 +191,17 @@ def test_early_stopping_keeps_the_best(models, rows, tmp_path, capsys):
     assert f"Finished {best + 4} of 60 steps" in capsys.readouterr().err
     assert main(["finetune", str(tmp_path / "run")]) == 0
     assert "raise --train.patience to train longer" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_run_that_is_ended_early_is_evaluated(models, rows, tmp_path, capsys):
+    arguments = ["finetune", "configs/tasks/classify.py", "--init-from", models("bert"), "--data.source",
+                 str(rows["classify"]), "--run-dir", str(tmp_path / "run"), "--json", *FAST]
+    assert stopped_after(1, arguments) == 143
+    capsys.readouterr()
+    assert main([*arguments, "--train.steps", "1"]) == 0
+    found = result(capsys)
+    assert found["examples"] == 4 and set(found["metrics"]) == KINDS["classify"]
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from jaxlm.errors import UserError
 from jaxlm.models.base import Inputs
 from jaxlm.models.bert import Bert
 from jaxlm.models.distilbert import Distilbert
+from jaxlm.models.electra import Electra
 from jaxlm.models.elmo import spell
 from jaxlm.models.gpt1 import Gpt1
 from jaxlm.models.gpt2 import Gpt2
@@ -225,6 +226,19 @@ def test_a_student_that_is_its_teacher_has_its_logits_with_layers_too(family, po
     found = terms(params, batch)
     assert float(found["attention_loss"].total) == pytest.approx(0, abs=1e-6)
     assert float(found["soft_loss"].total) == pytest.approx(0, abs=1e-5)
+
+
+@pytest.mark.parametrize(("family", "kind", "count"), [
+    (Bert, Classification, 1), (Roberta, Classification, 2), (Electra, Classification, 2), (Roberta, MultipleChoice, 1),
+])
+def test_dropout_around_the_dense_layer_is_that_of_transformers(family, kind, count, monkeypatch):
+    """RobertaClassificationHead and ElectraClassificationHead drop its inputs, too; their multiple choice does not."""
+    rates = []
+    monkeypatch.setattr("jaxlm.tasks.base.dropout", lambda x, rate, key: rates.append(rate) or x)
+    pooler = {"kernel": jnp.eye(16), "bias": jnp.zeros(16)}
+    task = kind(model=family(), classifier_dropout=0.2)
+    task.before_classifier({"pooler": pooler}, jnp.ones((2, 16)), jax.random.key(0))
+    assert rates == [0.2] * count
 
 
 def test_no_answer_follows_the_passage_in_a_decoder_whose_tokenizer_begins_texts():

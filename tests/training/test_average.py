@@ -127,6 +127,7 @@ def test_decay_from_a_checkpoint(preset, averaged, tmp_path, capsys):
 
 @pytest.mark.parametrize(("flags", "said"), [
     ([], ""), (["--train.batch-size", "4", "--train.seed", "1"], "train.batch_size: 8 -> 4; train.seed: 0 -> 1;"),
+    (["--data.source", "python-docs"], "-> python-docs;"),
 ])
 def test_a_decay_with_other_values_is_told(preset, averaged, flags, said, capsys):
     common = [*STABLE, "--optimizer.average", "0.4", "--train.decay-steps", "3"]

@@ -90,8 +90,9 @@ def test_lines_are_forced_to_the_disk_at_checkpoints(tmp_path, monkeypatch):
         for step in (1, 2, 3):
             writer.write(step, {"loss": 1.0})
         assert not forced
+        monkeypatch.setattr(writer.tracker, "flush", lambda: forced.append("tracker"))
         writer.sync()
-        assert len(forced) == 1
+        assert len(forced) == 2 and forced[1] == "tracker"
 
 
 def test_curves_have_metrics_that_the_first_step_lacks(tmp_path, monkeypatch):
