@@ -6,7 +6,7 @@ Command:     jaxlm pretrain configs/ernie_tiny.py --run-dir runs/ernie_tiny --da
 Hardware:    two CPU cores
 Parameters:  1,482,910 with the vocabulary of 4,096 trained here
 Result:      held-out dea_loss 2.702 at step 100, 1.299 at the end; mlm_loss 6.567 and 6.113; nsp_loss 0.702 and 0.667,
-             a small text with linked entities (configs/RESULTS.md)
+             a small text with linked entities (launch/tables/STUDIES.md)
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, PhaseConfig, TrainConfig

@@ -1,8 +1,8 @@
 """GPT-3 13B (40 layers, width 5,120): the published size, context and schedule.
 
 Command:     jaxlm pretrain configs/gpt3_13b.py --run-dir runs/gpt3_13b --data.source "gs://YOUR/text/*.jsonl.zst"
-Hardware:    published: V100 GPUs (not how many); planned for v5e:16x16 with --train.accumulate 2: 9.8 GiB per chip,
-             7.0 s per step, 48 % MFU
+Hardware:    published: V100 GPUs (not how many); planned for v5e:16x16 with --train.accumulate 2: 7.5 GiB per chip,
+             5.40 s per step, 62 % MFU
 Parameters:  12,853,386,240 with the published vocabulary of 50,257
 Result:      published, HellaSwag without examples: 70.9 (Brown et al. 2020, appendix H)
 

@@ -4,7 +4,7 @@ Command:     jaxlm pretrain configs/transe_tiny.py --run-dir runs/transe_tiny --
              jaxlm export runs/transe_tiny vectors
 Hardware:    two CPU cores
 Parameters:  7,820,500 with the 78,171 entities and 34 relations of ConceptNet-100K
-Result:      filtered MRR 0.057 and hits@10 0.141 on ConceptNet-100K's validation triples (configs/RESULTS.md)
+Result:      filtered MRR 0.057 and hits@10 0.141 on ConceptNet-100K's validation triples (launch/tables/STUDIES.md)
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

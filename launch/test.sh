@@ -2,7 +2,7 @@
 # Makes the environment with everything that the tests need, then runs them. Arguments go to pytest:
 #   ./launch/test.sh                     the suite
 #   ./launch/test.sh -m slow             the long checks
-#   ./launch/test.sh -m fuzz             a thousand odd inputs
+#   ./launch/test.sh -m fuzz             1,690 odd inputs
 #   ./launch/test.sh -m chaos            two hundred faults
 #   ./launch/test.sh tests/data -k gz    a part
 #   PYTHON=python3.11 ./launch/test.sh   with another Python than the newest; each has an environment of its own
