@@ -1,7 +1,7 @@
 """ModernBERT-large (28 layers, width 1,024): the published size and its three phases of training.
 
 Command:     jaxlm pretrain configs/modernbert_large.py --run-dir runs/modernbert_large --data.source "gs://YOUR/*.jsonl.zst"
-Hardware:    published: 8 H100 GPUs; here see `jaxlm plan configs/modernbert_large.py`, with --phase 11 for rows of 1,024
+Hardware:    published: 8 H100 GPUs; here see `jaxlm plan modernbert_large`, with --phase 11 for rows of 1,024
 Parameters:  395,881,664 with the published vocabulary of 50,368
 Result:      published: GLUE average 90.4 (answerdotai/ModernBERT-large, README)
 

@@ -1,8 +1,9 @@
 """word2vec (3 million words, width 300): the size of the published Google News vectors.
 
 The settings are those of the C code's script for a large model: a bag of 10 words to each side, 10 noise words
-(its 3 passes: --train.epochs 3). The C code makes a gradient step for each word. A batch here is the mean over many thousands of words, so
-Adagrad replaces plain gradient descent; its initial sum of squares is that of a word that occurs once in such a batch.
+(its 3 passes: --train.epochs 3). The C code makes a gradient step for each word. A batch here is the mean over many
+thousands of words, so Adagrad replaces plain gradient descent; its initial sum of squares is that of a word that occurs
+once in such a batch.
 
 Command:     jaxlm pretrain configs/word2vec.py --run-dir runs/word2vec --data.source "gs://YOUR/text/*.jsonl.zst"
              jaxlm export runs/word2vec vectors

@@ -187,7 +187,7 @@ _live: weakref.WeakSet[Files] = weakref.WeakSet()
 
 
 def _read_whole(descriptor: int, size: int, start: int) -> bytes:
-    """Return `size` bytes, fewer at the end of the file; one call of Linux reads at most 2 GiB."""
+    """Return `size` bytes, or those up to the end of the file; one `pread` of Linux reads at most 2 GiB."""
     data = os.pread(descriptor, size, start)
     while len(data) < size and (more := os.pread(descriptor, size - len(data), start + len(data))):
         data += more
@@ -263,7 +263,7 @@ class Increasing:
         """Open the array that `IncreasingWriter` wrote."""
         self.size, self._array = size, FlatArray(path, "int64", size + 1)
         self._held = self._array.read(0, size + 1) if size < _RESIDENT else None
-        self._array.close()  # a mixture of many sources has many of them
+        self._array.close()  # a mixture of many sources would hold hundreds open
         count = -(-size // STRIDE) + 1
         self.samples = FlatArray(f"{os.fspath(path)}-samples", "int64", count).read(0, count)
 

@@ -53,11 +53,6 @@ class Corpus:
         for part in self.parts:
             yield from part.pieces()
 
-    @property
-    def size(self) -> int:
-        """Bytes on the disk."""
-        return sum(part.size for part in self.parts)
-
 
 def open_corpus(source: str, reader: Reader = _READER) -> Corpus:
     """Locate the text of a source. Raise UserError if a part of it does not exist.
@@ -122,8 +117,9 @@ def _dataset_state(source: str, columns: Columns) -> tuple[list[str], list[str],
         files = [file["filename"] for file in data.cache_files]
     # Each machine downloads or converts a dataset at a time of its own; the paths have its commit, version or state.
     name = source.removeprefix("hf:").partition(":")[0]
-    own = os.path.join(real_path(name), "") if source.startswith("hf:") and any_path(name).exists() else None
-    states = [[file, *file_state(file)[: None if own and real_path(file).startswith(own) else 1]] for file in files]
+    is_folder = source.startswith("hf:") and any_path(name).exists()
+    saved = {file for file in files if is_folder and real_path(file).startswith(os.path.join(real_path(name), ""))}
+    states = [[file, *file_state(file)[: None if file in saved else 1]] for file in files]
     return [json.dumps([source, len(data)]), *map(json.dumps, states)], files, sum(s[1] for s in states), len(data)
 
 

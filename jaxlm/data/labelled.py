@@ -40,8 +40,8 @@ Item = TypeVar("Item")
 
 ANSWERS = ("label", "labels", "tags", "answers", "targets")
 """Names of the values that hold the right answer; one that is None has none."""
-NO_TEXTS = ("names", "start", "answer_text", "kind")
-"""Names of other values that are no texts of a row: names of choices; place, text and kind of an answer."""
+NO_TEXTS = ("names", "start", "kind")
+"""Names of other values that are no texts: names of choices, place and kind of an answer."""
 
 
 class Record(NamedTuple):
@@ -64,9 +64,15 @@ class Record(NamedTuple):
         return all(self.values.get(name, "") is not None for name in ANSWERS)
 
     @property
+    def inputs(self) -> list[Any]:
+        """What is read besides the right answer; the "text" of a question's record is its answer's."""
+        no_inputs = ANSWERS + NO_TEXTS + ("text",) * ("passage" in self.values)
+        return [value for name, value in self.values.items() if name not in no_inputs]
+
+    @property
     def has_text(self) -> bool:
         """Whether there is anything to read besides the right answer."""
-        values = [value for name, value in self.values.items() if name not in ANSWERS + NO_TEXTS]
+        values = self.inputs
         leaves = itertools.chain.from_iterable(value if isinstance(value, list) else [value] for value in values)
         return any(str(leaf).strip() for leaf in leaves if leaf is not None)
 
@@ -208,7 +214,7 @@ def refuse_same_file(flag: str, path: str, source: str, of: str = "--data.source
 def shared_rows(path: str, rows: Sequence[Record], source: str, others: Sequence[Record], use: str) -> str:
     """Return a remark about rows that another file has, too, whatever their answers; "" if there are none."""
     def key(row: Record) -> str:
-        return json.dumps([value for name, value in row.values.items() if name not in ANSWERS + NO_TEXTS])
+        return json.dumps(row.inputs)
 
     wanted = Counter(map(key, rows))  # the other file's rows may be millions
     count = sum(wanted[found] for found in wanted.keys() & map(key, others))

@@ -85,7 +85,7 @@ class FineTuning(NamedTuple):
     """Template of a question ($A) and its passage ($B), if it is another one: it has a symbol for "no answer"."""
     activation: PlainActivation | Literal["tanh"] | None = "tanh"
     """Activation of the dense layer between the summary and the classifier; None without such a layer."""
-    drops_input: bool = False
+    has_input_dropout: bool = False
     """Whether there is dropout before that dense layer, too."""
     use_bias: bool = True
     """Whether the classifier of texts has a bias."""

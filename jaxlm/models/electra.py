@@ -39,7 +39,7 @@ class ElectraEncoder(Encoder):
 
     @property
     def fine_tuning(self) -> FineTuning:
-        return FineTuning(self.template, activation="gelu", drops_input=True)
+        return FineTuning(self.template, activation="gelu", has_input_dropout=True)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -40,7 +40,7 @@ class Roberta(Encoder):
 
     @property
     def fine_tuning(self) -> FineTuning:
-        return FineTuning(self.template, drops_input=True)
+        return FineTuning(self.template, has_input_dropout=True)
 
     @property
     def first_position(self) -> int:

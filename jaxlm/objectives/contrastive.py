@@ -286,8 +286,8 @@ def excluded_passages(example: Example) -> Bool[Array, "batch batch passages"]:
     mask, is_row = jnp.asarray(example["attention_mask"]), jnp.asarray(example["row"]) >= 0
     codes = text_codes(jnp.asarray(example["input_ids"]), mask)
     is_text = jnp.any(mask[:, 1:] > 0, axis=-1)
-    own = jnp.asarray(example.get("positives", codes[:, 1:2]))
-    excluded = jnp.any(own[:, None, None] == codes[:, 1:, None], axis=-1)
+    own_codes = jnp.asarray(example.get("positives", codes[:, 1:2]))
+    excluded = jnp.any(own_codes[:, None, None] == codes[:, 1:, None], axis=-1)
     excluded |= ~is_text | ~(is_row[:, None] & is_row)[..., None]
     is_positive = jnp.arange(excluded.shape[-1]) == 0
     excluded |= (codes[:, :1] == codes[:, 0])[..., None] & is_positive

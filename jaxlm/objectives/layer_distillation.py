@@ -62,7 +62,7 @@ class LayerDistillation(Objective):
 
     @property
     def projection_name(self) -> str:
-        """Name of its parameters."""
+        """Key of the projection among the parameters."""
         return "projection_to_teacher" if self.model.has_projection else "projection"  # an ALBERT has one of its own
 
     def check(self, vocabulary: Vocabulary, length: int) -> None:

@@ -63,7 +63,8 @@ class PretrainedModel:
         if model is None or (is_same and not own.template.is_default):
             return self
         if not is_same:
-            tokenizer = tokenizer.with_settings(single="", pair="")
+            # Texts of a decoder may be padded on the left; an encoder reads the first token.
+            tokenizer = tokenizer.with_settings(single="", pair="", padding_side="right")
             log(f"The {type(own).__name__} of {self.path} goes on as a {type(model).__name__} that attends to {sees} "
                 "tokens.")
         v, piece, mask = tokenizer.vocabulary, tokenizer.piece, SYMBOL_NAMES["mask"]

@@ -99,9 +99,9 @@ def join_processes() -> None:
 
 
 def share_signals() -> None:
-    """From here on SIGTERM to one of several processes is told to all, which stop after the same step.
+    """Tell SIGTERM to one of several processes to all from here on; they stop after the same step.
 
-    Before, while a text is tokenized for hours, it ends the process as it does any other.
+    Until this call, as during hours of tokenization, it ends the process at once.
     """
     if jax.distributed.is_initialized() and distributed.global_state.preemption_sync_manager is None:
         jax.config.update("jax_enable_preemption_service", True)

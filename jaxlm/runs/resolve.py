@@ -38,8 +38,8 @@ OF_VOCABULARY = ("data.vocab_size", "data.tokenizer_kind", "data.normalization")
 OF_DECAY = ("train.steps", "optimizer.schedule", "optimizer.decay_share", "optimizer.warmup_steps",
             "optimizer.warmup_share")
 """Fields that `train.decay_steps` sets."""
-OF_ORDER = ("data.source", "data.temperature", "data.deduplicate")
-"""Fields that say which text is read, and which the names of its documents decide for a run that goes on."""
+OF_TEXT = ("data.source", "data.temperature", "data.deduplicate")
+"""Fields that choose the text. A run that is resumed compares the text itself, a decay these."""
 
 
 def resolve(
@@ -116,9 +116,10 @@ def _with_decay(experiment: Experiment, pretrained: PretrainedModel | None, flag
             "train.decay_steps is for pretraining with one schedule; leave it out, or give the decay as a last phase."
         )
     of_run = {setting.name: setting.value for setting in settings(run.experiment)}
-    given = of_run | ({"optimizer.warmup_steps": None} if optimizer.warmup_share else {})  # the share made the steps
+    # A run with a warm-up share keeps the steps that follow from it; its flags had None.
+    as_given = of_run | ({"optimizer.warmup_steps": None} if optimizer.warmup_share else {})
     for flag in flags:  # those of the run itself are welcome
-        if flag.name in OF_DECAY and flag.value not in (of_run[flag.name], given[flag.name]):
+        if flag.name in OF_DECAY and flag.value not in (of_run[flag.name], as_given[flag.name]):
             wrong = "--train.epochs" if flag.name == "train.steps" and t.epochs else _flag(flag)
             raise UserError(f"train.decay_steps decides {flag.name}, with the run before; leave out {wrong}.")
     theirs, free = run.experiment.optimizer, ("schedule", "decay_", "final_share", "warmup_")
@@ -128,7 +129,7 @@ def _with_decay(experiment: Experiment, pretrained: PretrainedModel | None, flag
             raise UserError(f"{pretrained.path} was trained with optimizer.{field.name} {old}; its decay needs it too.")
     ignored = ("optimizer", "train.decay_steps", *OF_VOCABULARY)  # the vocabulary is the checkpoint's
     if changed := differences(*(
-        flatten(each, lambda s: (s.decides_result() or s.name in OF_ORDER) and not s.name.startswith(ignored))
+        flatten(each, lambda s: (s.decides_result() or s.name in OF_TEXT) and not s.name.startswith(ignored))
         for each in (run.experiment, experiment)
     )):
         log(f"the decay of {pretrained.path} changes {'; '.join(changed)}; give that run's flags if that is not meant.")

@@ -131,7 +131,8 @@ def _coqa_span(text: str, evidence: str, start: int) -> tuple[int, str, str]:
         kind = "span" if start >= 0 else "unknown"
     # The answer itself rather than the sentence that it was taken from.
     word = re.escape(text)
-    for pattern in (rf"(?<!\w){word}(?!\w)", word) if kind == "span" else ():  # "he" before a part of "The"
+    # As a whole word if it can be: "he" is no part of "The".
+    for pattern in (rf"(?<!\w){word}(?!\w)", word) if kind == "span" else ():
         if within := re.search(pattern, evidence, re.IGNORECASE):
             return start + within.start(), within[0], kind
     return start, evidence, kind
@@ -152,7 +153,7 @@ def _record(
     # Byte-level vocabularies have tokens of white space, which are no part of a question or an answer.
     start += len(text) - len(text.lstrip())
     values = {"question": question.lstrip(), "passage": passage, "answers": golds, "start": start,
-              "answer_text": text.strip(), "kind": kind}
+              "text": text.strip(), "kind": kind}
     return Record(name, place, values, (passage,))
 
 
@@ -210,9 +211,12 @@ class Answers(Task):
     def template_for(self, vocabulary: Vocabulary | None) -> Template:
         own = self.fine_tuning.answer_template or self.fine_tuning.template
         template = own.for_vocabulary(vocabulary)
-        if own.pair and template.pair.endswith(("$B", "$B:1")):  # "no answer" follows the passage, also in a decoder
+        is_last = self.model.summary_token == "last" or template.pair.startswith("$")
+        if is_last and own.pair and template.pair.endswith(("$B", "$B:1")):
+            # "No answer" is a symbol after the passage; the tokenizer's own template has none there.
             end = own.pair.rpartition(" ")[2]
-            template = dataclasses.replace(template, pair=f"{template.pair} {end}", needs=own.needs)
+            needs = (*template.needs, end.partition(":")[0])
+            template = dataclasses.replace(template, pair=f"{template.pair} {end}", needs=needs)
         return template
 
     @property
@@ -247,7 +251,7 @@ class Answers(Task):
     ) -> Iterator[tuple[Arrays, Window]]:
         starts = np.arange(0, max(1, len(ids) - room + min(self.window_stride, room)), min(self.window_stride, room))
         context = _context(len(ids), starts[:, None], np.minimum(starts + room, len(ids))[:, None])
-        text, kind = record.values["answer_text"], record.values["kind"]
+        text, kind = record.values["text"], record.values["kind"]
         # Tokens that have any character of the answer, or of the evidence for yes and no.
         begin, end = record.values["start"], record.values["start"] + len(text)
         answer = np.flatnonzero((offsets[:, 1] > begin) & (offsets[:, 0] < end) & (begin < end))

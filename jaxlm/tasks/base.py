@@ -70,8 +70,8 @@ class Task(Objective):
     """Tokens of the longest answer that a model writes as text."""
     use_pooling: ClassVar[bool] = True
     """Whether the head reads one vector per text rather than the hidden state of each token."""
-    drops_input: ClassVar[bool] = True
-    """Whether `FineTuning.drops_input` holds for the task."""
+    use_input_dropout: ClassVar[bool] = True
+    """Whether the task has the family's dropout before the dense layer."""
     num_texts: ClassVar[int] = 1
     """Texts per row, for FLOPs and synthetic rows."""
     gold_value: ClassVar[str] = "label"
@@ -267,9 +267,9 @@ class Task(Objective):
         """Apply the layers before the classifier that the family has, and dropout."""
         if self.fine_tuning.has_transform:
             x = self.model.token_features(params, x)
-        if self.fine_tuning.drops_input and self.drops_input and key is not None:
-            key, own_key = jax.random.split(key)
-            x = dropout(x, self.classifier_dropout, own_key)
+        if self.fine_tuning.has_input_dropout and self.use_input_dropout and key is not None:
+            key, input_key = jax.random.split(key)
+            x = dropout(x, self.classifier_dropout, input_key)
         if name := self.fine_tuning.activation:
             act = jnp.tanh if name == "tanh" else ACTIVATIONS[name]
             pooler = params["pooler"]

@@ -72,7 +72,7 @@ class DistilledClassification(Classification):
         return params | {"projection_to_teacher": projection} if self.layer_weight else params
 
     def select_params(self, source: PretrainedModel) -> Params:
-        """Return the parameters, with the projection that the distillation of the same teacher's layers has trained."""
+        """Return the parameters, and the projection that layer distillation has trained for the teacher's width."""
         params, theirs = super().select_params(source), source.objective
         if isinstance(theirs, LayerDistillation) and theirs.teacher_hidden_size == self.teacher_hidden_size:
             params |= {"projection_to_teacher": source.params[theirs.projection_name]} if self.layer_weight else {}

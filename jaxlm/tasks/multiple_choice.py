@@ -81,7 +81,7 @@ class MultipleChoice(PooledTask):
     """
 
     name = "multiple_choice"
-    drops_input = False
+    use_input_dropout = False
     num_texts = 4
     """As in SWAG; the FLOPs of rows with other numbers of choices are in proportion."""
 

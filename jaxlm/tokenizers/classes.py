@@ -151,7 +151,7 @@ def rebuilt(folder: epath.Path, content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _own_class(folder: epath.Path, content: Mapping[str, Any]) -> str:
-    """Return the name of the class of which `AutoTokenizer` makes a tokenizer; "" for one that takes it as it is."""
+    """Return the name of the class that `AutoTokenizer` makes; "" for one that takes `tokenizer.json` as it is."""
     model_type = _read(folder, "config.json").get("model_type", "")
     named = read_class(folder).removesuffix("Fast").removesuffix("Tokenizer").lower()
     if model_type == "qwen2" or (model_type == "qwen3" and not named):
@@ -201,9 +201,9 @@ def other_settings(folder: epath.Path) -> dict[str, Any]:
     """Return the settings of a folder's tokenizer that its ids do not depend on: `OTHERS`."""
     settings, file = _read(folder, "tokenizer_config.json"), folder / "chat_template.jinja"
     settings |= {"chat_template": file.read_text()} if file.exists() else {}
-    content = _read(folder, "tokenizer.json", dict) if "padding_side" not in settings else {}
-    if content and _own_class(folder, content) in ("llama", "gemma"):
-        settings["padding_side"] = "left"  # by default
+    is_padded_left = "padding_side" not in settings and read_class(folder).startswith(("Llama", "Gemma"))
+    if is_padded_left and _own_class(folder, _read(folder, "tokenizer.json", dict)):
+        settings["padding_side"] = "left"  # by default of the class
     return {name: settings[name] for name in OTHERS if name in settings}
 
 

@@ -44,7 +44,7 @@ def export(
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": max_length, "padding_side": "right", "truncation_side": "right",
         "clean_up_tokenization_spaces": False, "model_input_names": list(template.inputs),
-        "bos_token": None, **symbols,  # without a key, a special token could be taken for it by its name
+        "bos_token": None, **symbols,  # null, since without the key readers guess it from names
         **{name: value for name, value in tokenizer.settings.items() if name in OTHERS},
         # Models that read the last token need it.
         **({"padding_side": "left"} if template.padding_side == "left" else {}),

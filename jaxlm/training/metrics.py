@@ -104,6 +104,7 @@ class MetricsWriter:
         if self._temporary is None:
             with contextlib.suppress(OSError, ValueError):  # closing has written them
                 os.fsync(self.file.fileno())  # a network filesystem may keep them for long
+            with contextlib.suppress(OSError):
                 self.tracker.flush()
             return
         start = time.monotonic()

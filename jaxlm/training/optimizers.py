@@ -192,9 +192,9 @@ def scale_by_depth(
                 depths = jnp.arange(first, num_layers + 1, period, dtype=jnp.float32)
                 return (decay ** (top - depths)).reshape(-1, *[1] * (leaf.ndim - 1))
             stack, is_first, _ = name.partition("/first/")  # of ERNIE's entities, whose layer has another form
-            if is_first:
-                above = max(leaf.shape[0] for name, leaf in names.items() if name.startswith(f"{stack}/layers/"))
-                return decay ** (top - num_layers + above)
+            others = [leaf.shape[0] for other, leaf in names.items() if other.startswith(f"{stack}/layers/")]
+            if is_first and others:
+                return decay ** (top - num_layers + max(others))
             parts = name.split("/")[:2]  # the first may be a network of ELECTRA
             return decay**top if set(parts) & set(input_params) else 1.0
 

@@ -41,7 +41,8 @@ def result(name: str) -> str:
     doc = ast.get_docstring(ast.parse((CONFIGS / f"{name}.py").read_text(encoding="utf-8"))) or ""
     # Further lines of an entry are indented.
     found = re.search(r"^Result: +(?! |none)(.+(?:\n +.+)*)", doc, re.M)
-    return " ".join(found[1].split()).removesuffix(" (configs/RESULTS.md)") if found else "–"
+    text = " ".join(found[1].split()) if found else "–"
+    return text.removesuffix(" (configs/RESULTS.md)").removesuffix(" (launch/tables/STUDIES.md)")
 
 
 def row(name: str) -> str:

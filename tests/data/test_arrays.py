@@ -67,13 +67,14 @@ def test_increasing_arrays(tmp_path, monkeypatch, resident):
     draw = np.random.default_rng(1)
     for size in (1, 3, 4, 5, 8, 509, 1024, 1500):
         steps = draw.integers(1, 1 << 34, size)
-        writer = IncreasingWriter(epath.Path(tmp_path) / str(size))
+        writer = IncreasingWriter(epath.Path(tmp_path) / f"file{size}")
         for part in np.split(steps, np.sort(draw.integers(0, size + 1, 3))):
             writer.append(part)
         assert writer.close() == size and writer.last == steps.sum()
         values = np.concatenate([[0], np.cumsum(steps)])
-        array = Increasing(epath.Path(tmp_path) / str(size), size)
-        assert not open_files(tmp_path)  # a mixture may have hundreds of arrays
+        array = Increasing(epath.Path(tmp_path) / f"file{size}", size)
+        if resident and os.path.isdir("/proc/self/fd"):
+            assert not open_files(tmp_path)  # a mixture may have hundreds of arrays
         assert array.is_resident == (resident > 0)
         np.testing.assert_array_equal(array.samples, np.append(values[:-1:4], values[-1]))
         np.testing.assert_array_equal(array.read(0, size + 1), values)

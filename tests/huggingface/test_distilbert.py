@@ -100,10 +100,11 @@ def test_dropout_is_after_the_feed_forward_only(monkeypatch):
     theirs(torch.from_numpy(ids).long())
     monkeypatch.setattr("jaxlm.models.layers.stack.dropout", lambda x, rate, key: rates.append(rate) or x)
     for family, count in ((Distilbert, 1), (Bert, 2)):
-        rates.clear()
         model = family(vocab_size=len(VOCAB), hidden_size=32, num_layers=2, num_heads=4, intermediate_size=64)
-        run = lambda key, model=model: model.hidden_states(model.init(key), Inputs(ids), key=key)  # noqa: E731
-        jax.eval_shape(run, jax.random.key(0))
+        params = jax.eval_shape(model.init, jax.random.key(0))
+        rates.clear()  # of the trace that made them
+        run = functools.partial(model.hidden_states, inputs=Inputs(ids))
+        jax.eval_shape(lambda params, key, run=run: run(params, key=key), params, jax.random.key(0))
         assert len([rate for rate in rates if rate]) == count * model.num_layers
         if family is Distilbert:
             assert count * model.num_layers == len(shapes) - 1  # and that of the embeddings

@@ -104,7 +104,7 @@ def records(kind) -> list[Record]:
             Classification: {"text": text, "text_pair": other, "label": "1"},
             MultipleChoice: {"text": text, "question": "", "choices": [other, text], "label": 0},
             Tagging: {"words": other.split(), "tags": ["O"] * len(other.split())},
-            Answers: {"question": text, "passage": other, "answers": [], "start": -1, "answer_text": "",
+            Answers: {"question": text, "passage": other, "answers": [], "start": -1, "text": "",
                       "kind": "unknown"},
         }[kind]
         found.append(Record(str(number), "here", values, (text, other)))

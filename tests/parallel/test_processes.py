@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import signal
 import socket
+import time
 from pathlib import Path
 
 import jax
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from jaxlm.analysis import bench
+from jaxlm.data.text import TextData
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.parallel.rows import local_rows, place_rows
 from jaxlm.parallel.rules import batch_sharding
@@ -217,6 +219,26 @@ def test_processes_stop_by_the_figures_of_the_first(preset, tmp_path):
     for command in both:
         assert command.wait() == 0, command.output
     assert saved_steps(run)[-1] == 3 and "Best: step 3, loss" in both[0].output
+
+
+class Tokenizing(Command):
+    """A `Command` that tokenizes for ten minutes."""
+
+    @staticmethod
+    def target(arguments: list[str], environment: dict[str, str], log: str) -> None:
+        TextData.tokenize = lambda *_: (print("Tokenizing", flush=True), time.sleep(600))
+        Command.target(arguments, environment, log)
+
+
+@pytest.mark.slow
+def test_a_signal_while_the_text_is_tokenized_ends_a_process_at_once(preset, tmp_path):
+    """Slurm sends it two minutes before the time limit."""
+    both = processes(tmp_path, *[["pretrain", preset, "--run-dir", tmp_path / "run"]] * 2, command=Tokenizing)
+    for command in both:
+        command.wait_until(lambda command=command: "Tokenizing" in command.output)
+    for command in both:
+        command.kill(signal.SIGTERM)
+        assert command.wait() in (-signal.SIGTERM, 128 + signal.SIGTERM), command.output
 
 
 class Timed(Command):

@@ -92,7 +92,7 @@ def test_texts_may_be_numbers(tmp_path):
     text = json.dumps(squad(id=7, question=2.5, context=1990, answers=[{"text": 99, "answer_start": 1}]))
     (row,) = read(AnswerRows(), tmp_path, "x.json", text)
     assert (row.id, row.values["question"], row.values["passage"]) == ("7", "2.5", "1990")
-    assert (row.values["answers"], row.values["answer_text"]) == (["99"], "99")
+    assert (row.values["answers"], row.values["text"]) == (["99"], "99")
 
 
 def test_a_file_without_rows(tmp_path):

@@ -69,7 +69,7 @@ def test_half_an_emoji_becomes_one_character(tmp_path):
     question = {"id": "1", "question": "\\ud83d?", "answers": [{"text": "\\ud83d b", "answer_start": 2}]}
     text = json.dumps({"data": [{"paragraphs": [{"context": "a \\ud83d b", "qas": [question]}]}]}).replace("\\\\", "\\")
     (row,) = read(AnswerRows(), tmp_path, "x.json", text)
-    assert (row.values["passage"], row.values["answer_text"], row.values["start"]) == ("a \ufffd b", "\ufffd b", 2)
+    assert (row.values["passage"], row.values["text"], row.values["start"]) == ("a \ufffd b", "\ufffd b", 2)
 
 
 def test_an_answer_of_coqa_is_found_in_its_evidence_whatever_its_case():
@@ -131,7 +131,7 @@ def test_a_conversation_with_and_without_answers(tmp_path):
         assert rows[3].values["question"] == asked and rows[3].values["answers"] is None
         own = read(data, tmp_path, "x.json", json.dumps({"data": [story]}))[3].values
         assert own == {"question": answered, "passage": "red house", "answers": ["red"], "start": 0,
-                       "answer_text": "red", "kind": "span"}
+                       "text": "red", "kind": "span"}
 
 
 @pytest.mark.parametrize(("data", "file"), [
@@ -221,11 +221,11 @@ def test_white_space_around_questions_and_answers_is_not_read(tmp_path):
     changes = {"question": " \n ?", "answers": [{"text": " red ", "answer_start": 1}, {"text": " ", "answer_start": 0}]}
     (row,) = read(AnswerRows(), tmp_path, "x.json", json.dumps(squad("a red house", **changes)))
     assert row.values | {"passage": ""} == {
-        "question": "?", "passage": "", "answers": [" red ", " "], "start": 2, "answer_text": "red", "kind": "span",
+        "question": "?", "passage": "", "answers": [" red ", " "], "start": 2, "text": "red", "kind": "span",
     }
     story = STORY | {"story": "a red house", "answers": [{"input_text": "yes", "span_start": 1, "span_text": " red "}]}
     (row,) = read(AnswerRows(form="coqa"), tmp_path, "y.json", json.dumps({"data": [story]}))
-    assert (row.values["start"], row.values["answer_text"], row.values["kind"]) == (2, "red", "yes")
+    assert (row.values["start"], row.values["text"], row.values["kind"]) == (2, "red", "yes")
 
 
 def test_texts_may_be_numbers_and_labels_booleans(tmp_path):

@@ -456,9 +456,11 @@ def test_layer_decay_of_repeated_kinds():
 def test_layer_decay_of_a_second_stack():
     """ERNIE's entities belong to its last layers, and the first of them, with a form of its own, to the one before."""
     text, first, last = (np.ones(shape, np.float32) for shape in ((4, 2), (2,), (1, 2)))
-    ones = {"encoder": {"layers": text}, "entity_encoder": {"first": {"mlp": first}, "layers": {"mlp": last}}}
+    ones = {"encoder": {"layers": {"mlp": text}}, "entity_encoder": {"first": {"mlp": first}, "layers": {"mlp": last}}}
     scale = scale_by_depth(0.5, (), 2)
-    found = scale.update(ones, scale.init(ones), ones)[0]["entity_encoder"]
+    updates = scale.update(ones, scale.init(ones), ones)[0]
+    found = updates["entity_encoder"]
+    assert updates["encoder"]["layers"]["mlp"][:, 0].tolist() == [0.5**5, 0.5**4, 0.5**3, 0.5**2]
     assert (found["first"]["mlp"] == 0.5**3).all() and (found["layers"]["mlp"] == 0.5**2).all()
 
 

@@ -64,7 +64,7 @@ class TransformerConfig(ExecutionConfig):
     activation: PlainActivation = "gelu"
     """Activation of the feed-forward layers: gelu is the exact (erf) form, gelu_new the tanh approximation."""
     dropout: float = field(0.1, recipe=True, range="[0, 1)")
-    """Dropout rate of the embeddings, the attention output and the feed-forward output."""
+    """Dropout rate of the embeddings, the feed-forward output and, but in DistilBERT, the attention output."""
     attention_dropout: float = field(0.1, recipe=True, range="[0, 1)")
     """Dropout rate of attention probabilities. Above 0, only kernels of TPUs in bfloat16 are fused: that for short
     rows, and those of XLNet and DeBERTa."""

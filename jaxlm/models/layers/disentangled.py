@@ -37,7 +37,8 @@ class RelativeTable(nn.Module):
         # No two tokens have the distance `length`.
         distances = np.arange(length, -length - 1, -1).clip(1 - length, length - 1)
         rows = self.buckets + distance_buckets(distances, self.buckets, self.max_length)
-        normalized = Norm(c.norm, c.norm_eps, "float32", name="norm")(table)  # a row's gradient is a sum over distances
+        # float32, since the gradient of a row is summed over the distances of its bucket.
+        normalized = Norm(c.norm, c.norm_eps, "float32", name="norm")(table)
         return normalized[rows.clip(0, 2 * self.buckets - 1)].astype(c.dtype)
 
 
