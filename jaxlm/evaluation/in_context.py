@@ -100,7 +100,7 @@ def _generate(loaded: TrainedModel, task: PromptTask, examples: Sequence[PromptR
         v.require("sentinel", purpose="the continuation of a sentinel")
         ends = [*(loaded.settings.stop_ids or [v.eos]), v.sentinel + v.sentinel_step]
     # Tokenizers join the space after the prompt to the answer.
-    texts = [tokenizer.encode_with_symbols(example.prompt.rstrip(" ")) for example in examples]
+    texts = [tokenizer.encode_with_symbols((example.prompt + task.delimiter).rstrip(" ")) for example in examples]
     prompts = [prompt_of(loaded.objective, ids + [v.sentinel] * sentinel) for ids in texts]
     prompts = fit_prompts(loaded, prompts, task.max_new_tokens)
     answers = loaded.generate(

@@ -16,7 +16,7 @@ from typing import Any
 
 from jaxlm.config.presets import run_preset
 from jaxlm.errors import UserError, install
-from jaxlm.inference.score import prompt_of, window
+from jaxlm.inference.score import prompt_of, score_texts, window
 from jaxlm.inference.text import cut, fit_prompts, stop_strings
 from jaxlm.runs.model import load_trained
 
@@ -64,7 +64,7 @@ class JaxLM(LM):
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Return the log-likelihood of each text, in windows that do not overlap."""
         texts = [request.args[0] for request in requests]
-        return [each.total for each in self.loaded.score(texts, window(self.loaded))]
+        return [each.total for each in score_texts(self.loaded, texts, window(self.loaded), symbols=True)]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Return continuations up to the texts in `until`, for requests of (context, options).

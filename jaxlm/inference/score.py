@@ -6,6 +6,7 @@ Texts are grouped into a few static shapes, each of which is compiled once.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -69,9 +70,10 @@ def encode_pair(
 ) -> Pair:
     """Tokenize a context and its continuation; special tokens written in them are tokens, as in lm_eval.
 
-    For a decoder both are encoded as one text and split after as many tokens as the context alone has; white space at
-    the end of the context belongs to the continuation, as in lm_eval. Where both become one token, that token is
-    scored. An empty context becomes the begin token.
+    For a decoder both are encoded as one text and split where it differs from the context alone, so that a token that
+    joins both is scored; white space at the end of the context belongs to the continuation, as in lm_eval. (lm_eval
+    splits after as many tokens as the context has, which leaves the joining token of some continuations out.) An empty
+    context becomes the begin token.
 
     Args:
         loaded: The trained model.
@@ -99,11 +101,10 @@ def encode_pair(
         begin = text_begin(loaded)
         return Pair(after[:1], after[1:]) if after[:1] == [begin] else Pair([begin], after)
     both, before = map(tokenizer.encode_with_symbols, (context + continuation, context))
-    at = len(before)
-    if continuation and len(both) <= at:  # 好 and 人 are one token together, for which lm_eval stops
-        at = next((i for i, ids in enumerate(zip(both, before, strict=False)) if ids[0] != ids[1]), len(both))
-        if at == len(both):
-            raise UserError(f"{continuation!r} has no tokens of its own after {context[-40:]!r}; it cannot be scored.")
+    common = itertools.takewhile(lambda ids: ids[0] == ids[1], zip(both, before, strict=False))
+    at = len(list(common))  # 好 and 人 may be one token together
+    if continuation and at == len(both):
+        raise UserError(f"{continuation!r} has no tokens of its own after {context[-40:]!r}; it cannot be scored.")
     prompt = prompt_of(objective, both[:at])
     return Pair(prompt if prompt or objective.answer_kind == "masks" else [text_begin(loaded)], both[at:])
 
@@ -156,8 +157,11 @@ def window(loaded: PretrainedModel) -> int:
     return min(most, loaded.length or most)
 
 
-def score_texts(loaded: PretrainedModel, texts: Sequence[str], stride: int) -> list[Score]:
-    """Return the scores of whole texts, in windows that move by `stride` tokens (see `windows`)."""
+def score_texts(loaded: PretrainedModel, texts: Sequence[str], stride: int, symbols: bool = False) -> list[Score]:
+    """Return the scores of whole texts, in windows that move by `stride` tokens (see `windows`).
+
+    With `symbols`, special tokens that are written in a text are tokens, as in lm_eval; else plain characters.
+    """
     objective, tokenizer = loaded.objective, loaded.tokenizer
     if objective.answer_kind != "text" or not objective.model.is_causal:
         raise UserError(
@@ -167,7 +171,8 @@ def score_texts(loaded: PretrainedModel, texts: Sequence[str], stride: int) -> l
     if not 0 < stride <= length:
         raise UserError(f"stride is {stride}; it must be 1 to {length}, the tokens that the model reads at a time.")
     begin = text_begin(loaded)
-    pairs = [list(windows(tokenizer.encode(text), begin, length, stride)) for text in texts]
+    encode = tokenizer.encode_with_symbols if symbols else tokenizer.encode
+    pairs = [list(windows(encode(text), begin, length, stride)) for text in texts]
     found = iter(score(loaded, [pair for parts in pairs for pair in parts]))
     scores = [[NO_SCORE, *(next(found) for _ in parts)] for parts in pairs]
     return [Score(*map(np.concatenate, zip(*parts, strict=True))) for parts in scores]

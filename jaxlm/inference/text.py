@@ -133,8 +133,12 @@ def fit_prompts(loaded: PretrainedModel, prompts: Sequence[Sequence[int]], new_t
 
 
 def cut(text: str, stop: Sequence[str]) -> tuple[str, bool]:
-    """Return the text before the first stop string, and whether there is one."""
-    starts = [start for string in stop if (start := text.find(string)) >= 0]
+    """Return the text before the first stop string, and whether there is one.
+
+    A string of white space is looked for after the spaces that a continuation begins with.
+    """
+    lead = len(text) - len(text.lstrip(" "))
+    starts = [start for string in stop if (start := text.find(string, 0 if string.strip() else lead)) >= 0]
     return (text[: min(starts)], True) if starts else (text, False)
 
 

@@ -103,7 +103,8 @@ def text_metrics(names: Iterable[str], predictions: Sequence[str], golds: Sequen
         if any(map(str.isalpha, found := normalize(text))):
             return found
         kept = re.sub(r"(?![-+.]\d)[^\w\s]", "", text.lower())
-        return " ".join((kept.strip() or text).split())
+        without_articles = re.sub(r"\b(a|an|the)\b", " ", kept)
+        return " ".join((without_articles.strip() or kept.strip() or text).split())
 
     found: dict[str, float] = {}
     for name in names:

@@ -15,7 +15,7 @@ from jaxlm.errors import UserError
 from jaxlm.huggingface import import_folder
 from jaxlm.inference import score as module
 from jaxlm.inference.generate import max_length, prepare_prompts
-from jaxlm.inference.score import Pair, encode_pair, score, text_begin, window, windows
+from jaxlm.inference.score import Pair, encode_pair, score, score_texts, text_begin, window, windows
 from jaxlm.inference.text import fit_prompts
 from jaxlm.models.bert import Bert
 from jaxlm.models.gpt2 import Gpt2
@@ -180,6 +180,12 @@ def test_perplexity_of_a_long_text(gpt2):
         assert abs(own / theirs - 1) < 1e-3
 
 
+def test_special_tokens_in_a_text_are_plain_characters_unless_lm_eval_asks(gpt2):
+    end = gpt2[1].tokenizer.piece(gpt2[1].tokenizer.vocabulary.eos)
+    plain, symbols = (score_texts(gpt2[1], [f"a{end}b"], 8, found)[0].log_probs for found in (False, True))
+    assert len(symbols) == 3 < len(plain)
+
+
 def test_windows_are_those_of_lm_eval():
     from lm_eval import utils
 
@@ -205,6 +211,7 @@ def test_a_pair_is_divided_where_the_context_ends(tmp_path, gpt2, t5):
     assert shown("is ", "an") == [["i", "s"], ["Ġan"]]  # white space belongs to what follows
     assert shown("is", "") == [["i", "s"], []]
     assert shown("is th", "e") == [["i", "s", "Ġ"], ["the"]]  # where lm_eval stops: no token would be scored
+    assert shown("is th", "ea") == [["i", "s", "Ġ"], ["the", "a"]]  # and where it would score "a" alone
     assert shown("th", "e") == [["<|endoftext|>"], ["the"]]
     assert shown("", "the") == [["<|endoftext|>"], ["the"]]
 

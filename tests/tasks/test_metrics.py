@@ -220,7 +220,7 @@ def test_f1_of_texts_without_spaces_counts_characters():
 @pytest.mark.parametrize(("written", "gold", "score"), [
     ("1", "-1", 0), ("+", "-", 0), ("314", "3.14", 0), ("", "A", 0), ("-1", "-1", 1), (" 3.14", "3.14 ", 1),
     ("1999.", "1999", 1), ("$5", "5", 1), ("42%", "42", 1), ("1,000", "1000", 1), ("a", "A", 1), ("+", "+", 1),
-    ("A", "A", 1), ("the Cat!", "cat", 1), ("", "", 1),
+    ("A", "A", 1), ("the Cat!", "cat", 1), ("", "", 1), ("the 42", "42", 1), ("a 5", "5", 1), ("the", "a", 0),
 ])
 def test_texts_without_letters_are_compared_as_they_stand(written, gold, score):
     assert metrics.text_metrics(["exact_match", "f1"], [written], [[gold]]) == {"exact_match": score, "f1": score}
