@@ -103,7 +103,7 @@ def test_dropout_is_after_the_feed_forward_only(monkeypatch):
         model = family(vocab_size=len(VOCAB), hidden_size=32, num_layers=2, num_heads=4, intermediate_size=64)
         params = jax.eval_shape(model.init, jax.random.key(0))
         rates.clear()  # of the trace that made them
-        run = functools.partial(model.hidden_states, inputs=Inputs(ids))
+        run = functools.partial(model.hidden_states, inputs=Inputs(jnp.asarray(ids)))
         jax.eval_shape(lambda params, key, run=run: run(params, key=key), params, jax.random.key(0))
         assert len([rate for rate in rates if rate]) == count * model.num_layers
         if family is Distilbert:
