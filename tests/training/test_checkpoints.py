@@ -105,7 +105,8 @@ def test_a_save_that_failed_is_told_and_the_next_one_tried(tmp_path, capsys, mon
         checkpoints.save(large, 3, {})
         checkpoints.wait()
     assert "The checkpoint before that of step 3 was not written (" in (said := capsys.readouterr().err)
-    assert "os_error_code='27'" in said  # File too large
+    # File too large; of the files that fail at once, the first one's error is told, and a long one without its middle.
+    assert "os_error_code='27'" in said or "OUT_OF_RANGE" in said
     left = [1] if lasts else [1, 3][-keep:]
     assert sorted(int(path.name) for path in folder.glob("[0-9]")) == left
     assert lasts or checkpoints.steps() == left
