@@ -26,6 +26,8 @@ COMMANDS = {
     "tokenizer": ("jaxlm.commands.tokenizer", "train a tokenizer, or give a model's the words of a text"),
     "tokenize": ("jaxlm.commands.tokenize", "tokenize a corpus beforehand, also in shards on several machines"),
 }
+WORKING = ("pretrain", "finetune", "tokenize")
+"""Commands that fail where the reader of their output has ended: their work is not done."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -74,11 +76,10 @@ def _run(arguments: list[str]) -> int:
         return error.exit_code
     except BrokenPipeError:  # the reader of the output has ended, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return int(arguments[0] in WORKING)
     except SystemExit as end:
-        # rich answers a closed pipe by itself, with exit code 1. Of a run it is a failure: its steps are not done.
-        if isinstance(end.__context__, BrokenPipeError) and arguments[0] not in ("pretrain", "finetune"):
-            return 0
+        if isinstance(end.__context__, BrokenPipeError):  # which rich answers by itself
+            return int(arguments[0] in WORKING)
         raise
     except OSError as error:  # of a file that was not checked before
         if error.filename is None:

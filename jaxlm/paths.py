@@ -117,7 +117,7 @@ def limit_waiting() -> None:
             fsspec.config.conf[protocol].setdefault("requests_timeout", limit)
 
 
-def file_state(path: str) -> list[int | str]:
+def file_state(path: str | os.PathLike[str]) -> list[int | str]:
     """Return the size and the times of a file. One with an equal state need not be read again.
 
     An edit that keeps size and modification time changes the change time. The state of a file in a bucket is its size

@@ -6,6 +6,7 @@ same entry, in a module that the package names as an entry point (see jaxlm/YOUR
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import importlib.metadata
@@ -115,6 +116,7 @@ def register(*entries: System | TaskSystem | type) -> None:
             if "__dataclass_fields__" not in vars(cls) and any("ClassVar" not in str(kind) for kind in own):
                 raise UserError(f"{cls.__name__} has fields and is no dataclass; put "
                                 "@dataclasses.dataclass(frozen=True) before it.")
+            _check_fields(cls)
             # The class of the same module is replaced: a preset or a notebook's cell may have been edited.
             if (other := _CLASSES.get(name, cls).__module__) != cls.__module__:
                 raise UserError(f"{cls.__name__} is a class of {other} and of {cls.__module__}; rename one of them.")
@@ -123,6 +125,18 @@ def register(*entries: System | TaskSystem | type) -> None:
             _SYSTEMS[classes] = entry
         elif isinstance(entry, TaskSystem):
             _TASKS[entry.task] = entry
+
+
+def _check_fields(cls: type) -> None:
+    """Raise UserError for a field that could not be kept, or a default that would have no effect."""
+    names = {item.name for item in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else set()
+    taken = {"type", *(("vocabulary", "statistics", "constants", "load") if hasattr(cls, "bind_unchecked") else ())}
+    if found := sorted(names & taken):
+        raise UserError(f"{cls.__name__} has a field {found[0]!r}, a name that jaxlm uses itself; choose another.")
+    own = vars(cls)
+    if found := sorted(name for name in names & own.keys() if name not in own.get("__annotations__", names)):
+        raise UserError(f"{cls.__name__}.{found[0]} has no type, so that the field keeps the default of its base; "
+                        f"write `{found[0]}: TYPE = …`.")
 
 
 def type_name(cls: type) -> str:
@@ -152,6 +166,8 @@ def find_class(name: str, where: str) -> type:
         found = [cls for key, cls in _CLASSES.items() if key.endswith(f".py:{short}")]
         if len(found) == 1:
             return found[0]
+        if origin == "__main__":
+            raise UserError(f"{where} names the class {short} of a notebook; give a file with it as --preset FILE.")
         raise UserError(f"{where} names the class {short} of the preset {origin}; give that file as --preset {origin}.")
     if origin:
         raise UserError(

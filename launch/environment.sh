@@ -7,8 +7,9 @@ cd "$project" || exit
 # find_python: sets $python to $PYTHON or else the newest supported Python that runs, and $version to its version (3.12).
 # shellcheck disable=SC2034  # read by test.sh
 find_python() {
-    local candidate
-    for candidate in ${PYTHON:-python3.13 python3.12 python3.11 python3}; do
+    local candidate candidates=(python3.13 python3.12 python3.11 python3)
+    [ -z "${PYTHON:-}" ] || candidates=("$PYTHON")
+    for candidate in "${candidates[@]}"; do
         if command -v "$candidate" >/dev/null &&
             version="$("$candidate" -c 'import sys; v = sys.version_info; print(f"{v[0]}.{v[1]}")
 sys.exit(not (3, 11) <= v < (3, 14))' 2>/dev/null)"; then

@@ -81,12 +81,12 @@ bench modernbert_long 90 "${modern[@]}" "${bfloat16[@]}" $(at "$long")
 # A real run, stopped by SIGTERM and resumed, and one that is not: the same bits.
 flags=("${bert[@]}" "${bfloat16[@]}" "${fused[@]}" --data.source python-docs --train.steps "$steps" --train.eval-every 0
     --train.checkpoint-every 0 --train.deterministic True)
-! is_wanted run_whole || rm -rf "$out/stopped" "$out/whole"
+! is_wanted run_whole || rm -rf "$out/run_stopped" "$out/run_whole"
 part tokenize 60 "$python" -m jaxlm.cli tokenize "${bert[0]}" --data.source python-docs
-part run_stopped "$stop" "$python" -m jaxlm.cli pretrain "${flags[@]}" --run-dir "$out/stopped"
-part run_resumed 90 "$python" -m jaxlm.cli pretrain "${flags[@]}" --run-dir "$out/stopped"
-part run_whole 90 "$python" -m jaxlm.cli pretrain "${flags[@]}" --run-dir "$out/whole"
-"$python" - "$out/stopped" "$out/whole" << 'COMPARE'
+part run_stopped "$stop" "$python" -m jaxlm.cli pretrain "${flags[@]}" --run-dir "$out/run_stopped"
+part run_resumed 90 "$python" -m jaxlm.cli pretrain "${flags[@]}" --run-dir "$out/run_stopped"
+part run_whole 90 "$python" -m jaxlm.cli pretrain "${flags[@]}" --run-dir "$out/run_whole"
+"$python" - "$out/run_stopped" "$out/run_whole" << 'COMPARE'
 import json, pathlib, sys
 files = [pathlib.Path(run, "metrics.jsonl") for run in sys.argv[1:]]
 if all(file.exists() for file in files):

@@ -133,8 +133,9 @@ class Pod:
                 (logs / f"slice-{index}.log").write_text(text, encoding="utf-8")
             elif not text:
                 say(f"the workers of slice {index} give no log")
-        for path in self.args.collect:
-            self.scp(f"{self.args.name}:{path}", str(logs), "--recurse")
+        lost = [p for p in self.args.collect if self.scp(f"{self.args.name}:{p}", str(logs), "--recurse")]
+        if lost:
+            raise Problem(f"{', '.join(lost)} could not be copied; the slices are kept, and cost")
 
 
 def hourly_cost(args: argparse.Namespace) -> str:
@@ -267,7 +268,10 @@ def main() -> int:
     try:
         if args.action == "run":
             return run(pod)
-        has_workers = args.dry_run or pod.state()[0] == "ACTIVE"
+        state = "ACTIVE" if args.dry_run else pod.state()[0]
+        if state == "UNKNOWN":
+            raise Problem("gcloud cannot list the queued resources; nothing is copied or deleted")
+        has_workers = state == "ACTIVE"
         if has_workers and args.action == "delete":
             pod.ssh("0", "0", "jaxlm/launch/worker.sh stop")
         if has_workers:

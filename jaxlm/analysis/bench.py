@@ -15,7 +15,7 @@ import numpy as np
 from jaxlm.analysis.peer import TrainStep, fine_tuning, generation
 from jaxlm.analysis.step import describe_vocabulary
 from jaxlm.analysis.timing import Side, compare, time_in_turns
-from jaxlm.config.experiment import Experiment
+from jaxlm.config.experiment import Experiment, OptimizerConfig
 from jaxlm.errors import UserError
 from jaxlm.inference.generate import Settings, continuations
 from jaxlm.keys import Purpose, purpose_key
@@ -48,7 +48,8 @@ def bench_pretraining(
     experiment, objective = session.experiment, session.objective
     if has_peer and experiment.optimizer.name not in ("adamw", "adafactor", "adagrad"):
         report(f"The peer has no {experiment.optimizer.name}; timing both sides with AdamW …")
-        session = session.replace(optimizer=dataclasses.replace(experiment.optimizer, name="adamw"))
+        fields = {f.name: getattr(experiment.optimizer, f.name) for f in dataclasses.fields(OptimizerConfig)}
+        session = session.replace(optimizer=OptimizerConfig(**fields | {"name": "adamw"}))
         experiment = session.experiment
     t, length, mesh = experiment.train, experiment.data.length, make_mesh(experiment.mesh)
     batch, device, dtype = session.synthetic_batch(), mesh.local_devices[0], objective.model.dtype

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import re
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,7 @@ from jaxlm.config.experiment import Experiment, OptimizerConfig, PhaseConfig, Tr
 from jaxlm.errors import UserError
 from jaxlm.fields import Setting, marks_of, settings
 from jaxlm.objectives.base import class_of
-from jaxlm.systems import find_class, is_registered, register, type_name
+from jaxlm.systems import find_class, is_foreign, is_registered, register, type_name
 
 register(Experiment, OptimizerConfig, PhaseConfig, TrainConfig)
 
@@ -25,9 +26,9 @@ def to_json(value: Any) -> Any:
                             "jaxlm.systems.register.")
         kept = [f.name for f in dataclasses.fields(value) if not marks_of(f) & {"bound", "path"}]
         return {"type": type_name(cls)} | {name: to_json(getattr(value, name)) for name in kept}
-    if isinstance(value, tuple):
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
         return [to_json(item) for item in value]
-    if value is not None and not isinstance(value, (bool, int, float, str)):
+    if (value is not None and not isinstance(value, (bool, int, float, str))) or isinstance(value, enum.Enum):
         raise UserError(f"{str(value)[:60]} is a {type(value).__name__}, which config.json cannot keep; "
                         "configurations hold numbers, texts, tuples and frozen dataclasses.")
     return value
@@ -43,9 +44,10 @@ def from_json(value: Any, where: str = "the configuration") -> Any:
     marks = {f.name: marks_of(f) for f in dataclasses.fields(cls)}
     unknown = sorted(name for name in value if name != "type" and "bound" in marks.get(name, {"bound"}))
     if unknown:
+        origin = "its code" if is_foreign(cls) else "jaxlm"
         raise UserError(
-            f"{where} has a field {unknown[0]!r} that {cls.__name__} does not have in this version of jaxlm; export it "
-            "with the version that wrote it (jaxlm export RUN OUT), and go on from the exported folder with "
+            f"{where} has a field {unknown[0]!r} that {cls.__name__} does not have in this version of {origin}; "
+            "export it with the version that wrote it (jaxlm export RUN OUT), and go on from the exported folder with "
             "--init-from."
         )
     fields = {name: item for name, item in value.items() if name != "type" and "path" not in marks[name]}
@@ -58,11 +60,11 @@ def from_json(value: Any, where: str = "the configuration") -> Any:
 def flatten(config: Any, keep: Callable[[Setting], bool] = lambda setting: True) -> dict[str, Any]:
     """Return {dotted name: JSON value} of the fields that `keep` accepts, with the class name for a dataclass.
 
-    A preset's class has the same name in a file that has been renamed.
+    A preset's class has the same name in a file that has been renamed, and in a notebook.
     """
     return {
-        s.name: re.sub(r".*\.py:", "preset:", type_name(class_of(s.value))) if dataclasses.is_dataclass(s.value)
-        else to_json(s.value)
+        s.name: to_json(s.value) if not dataclasses.is_dataclass(s.value)
+        else re.sub(r"(.*\.py|__main__):", "preset:", type_name(class_of(s.value)))
         for s in settings(config) if keep(s)
     }
 

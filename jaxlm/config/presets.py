@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import difflib
+import hashlib
 import json
 import os
 import re
@@ -73,6 +74,12 @@ def run_preset(path: str) -> types.ModuleType:
             raise
         raise UserError(f"the preset {path} cannot be run: {type(error).__name__}: {error}") from error
     return module
+
+
+def loaded_presets() -> dict[str, str]:
+    """Return the name and a digest of every preset file that this process has run."""
+    modules = [(name, module) for name, module in sys.modules.items() if name.endswith(".py")]
+    return {Path(name).name: hashlib.sha256(module.__source__).hexdigest()[:12] for name, module in modules}
 
 
 def describe_preset(path: str) -> str:

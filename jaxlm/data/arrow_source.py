@@ -11,7 +11,7 @@ from etils import epath
 
 from jaxlm.data.readers import BLOCK, Columns
 from jaxlm.errors import UserError
-from jaxlm.paths import reading
+from jaxlm.paths import reading, without_queries
 
 _AT_ONCE = 64  # rows read together
 
@@ -87,7 +87,7 @@ def open_dataset(source: str, columns: Columns) -> Any:
         else:
             data = datasets.load_dataset(name, config, split=split)
     except Exception as error:  # the library and the file systems below it raise many kinds of exceptions
-        reason = (str(error) or type(error).__name__).strip().splitlines()[0].rstrip(".")
+        reason = without_queries((str(error) or type(error).__name__).strip().splitlines()[0]).rstrip(".")
         raise UserError(
             f"{source} cannot be read ({reason}); check the name, the configuration and the split "
             "(hf:NAME:CONFIG:SPLIT), and that the dataset is in the cache of `datasets` or can be downloaded."

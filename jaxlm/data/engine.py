@@ -95,6 +95,10 @@ def run_jobs(jobs: Sequence[Job], workers: int, title: str, report: Report) -> N
     if not jobs:
         return
     workers = min(workers or _cores(), len(jobs)) if size >= _ALONE else 1
+    readers = {type(part.reader).__module__ for _, part in jobs}
+    if workers > 1 and any(module == "__main__" or module.endswith(".py") for module in readers):
+        report("One process reads the text, since no other can import a reader of a preset or a notebook.")
+        workers = 1
     report(f"{title} ({size / 1e6:,.1f} MB in {len(jobs):,} part{'s' * (len(jobs) > 1)})")
     progress = _Progress(size, title, report)
     with progress.bar:
@@ -189,8 +193,11 @@ def _in_processes(jobs: Sequence[Job], workers: int, progress: _Progress) -> Non
     threads = [threading.Thread(target=serve, name="jaxlm-tokenize", daemon=True) for _ in range(workers)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.join()
+    except BaseException as error:  # Ctrl-C, of a session that goes on
+        errors.append(error)
     if errors:
         raise errors[0]
 

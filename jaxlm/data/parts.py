@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import bisect
 import collections
+import contextlib
 import dataclasses
 import hashlib
+import inspect
 import itertools
 import json
 import os
@@ -106,7 +108,7 @@ class Part:
     @property
     def name(self) -> str:
         """What identifies the documents: a hash of the state, the range and the reader."""
-        reader = [type(self.reader).__name__, *dataclasses.astuple(self.reader)]
+        reader = [type(self.reader).__name__, *dataclasses.astuple(self.reader), *_own_source(type(self.reader))]
         return hashlib.sha256(json.dumps([self.state, self.start, self.end, reader]).encode()).hexdigest()
 
     def __str__(self) -> str:
@@ -127,6 +129,15 @@ class Part:
         """Yield the documents in pieces; from the place `start` on, if the part has places."""
         for file in self.files:
             yield from self.reader.read(file, self.start if start is None else start, self.end)
+
+
+def _own_source(kind: type) -> list[str]:
+    """Return the source text of a reader from outside jaxlm, which may be edited."""
+    if kind.__module__.startswith("jaxlm."):
+        return []
+    with contextlib.suppress(OSError, TypeError):  # of a session that keeps none
+        return [inspect.getsource(kind)]
+    return []
 
 
 def _part_size(size: int) -> int:

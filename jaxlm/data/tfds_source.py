@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxlm.data.readers import Columns
 from jaxlm.errors import UserError
+from jaxlm.paths import without_queries
 
 _AT_ONCE = 64  # records read together
 
@@ -64,7 +65,7 @@ def open_dataset(source: str) -> tuple[Any, Any]:
             builder = tfds.builder(name, data_dir=os.environ.get("TFDS_DATA_DIR"), file_format="array_record")
         return builder, builder.as_data_source(split=split or "train")
     except Exception as error:  # tfds raises many kinds of exceptions
-        reason = (str(error) or type(error).__name__).strip().splitlines()[0]
+        reason = without_queries((str(error) or type(error).__name__).strip().splitlines()[0])
         raise UserError(
             f"{source} cannot be read ({reason}); check the name and the split, and that $TFDS_DATA_DIR holds the "
             "dataset prepared as array_record, or that it can be downloaded."

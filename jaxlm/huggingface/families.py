@@ -78,12 +78,12 @@ def _families(system: systems.System) -> tuple[Family, ...]:
         return (system.family,)
     try:
         module = _module(system.family)
-    except ImportError as error:
+        family = module.FAMILY
+    except Exception as error:  # of another's code
         if _path(system.family).startswith("jaxlm.huggingface."):
             raise
         log(f"The family {system.family} is left out, since it cannot be imported: {error}.")
         return ()
-    family = module.FAMILY
     if isinstance(family, Mapping):
         family = next(family[kind] for kind in (*system.model.__mro__, *family) if kind in family)
     return (family, *getattr(module, "IMPORT_ONLY", ()))

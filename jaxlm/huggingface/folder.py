@@ -126,7 +126,7 @@ def export_folder(
         card = dataclasses.replace(card, rows={**card.rows, **remarks})
         parameters = sum(int(np.prod(get(template, path).shape)) for path in exported)
         text = render(card, objective, models, parameters, out.name, vectors)
-        (temporary / "README.md").write_text(text, encoding="utf-8")
+        (temporary / "README.md").write_text(text, encoding="utf-8", errors="backslashreplace")  # names of files
     return out
 
 

@@ -22,6 +22,7 @@ import numpy as np
 from jaxlm.data.readers import read_lines
 from jaxlm.errors import UserError
 from jaxlm.knowledge.knowledge_graph import read_triples
+from jaxlm.paths import file_state
 
 Triple = tuple[str, str, str]
 """Head, relation, tail."""
@@ -162,9 +163,13 @@ class ConceptGraph:
             yield self.concepts[head], self.relations[self.edge_relations[number]], self.concepts[tail]
 
 
-@functools.lru_cache(maxsize=1)
-def open_graph(path: str) -> ConceptGraph:
+def open_graph(path: str | os.PathLike[str]) -> ConceptGraph:
     """Read the graph of a file of triples (.tsv) or of ConceptNet's assertions (.csv), also .gz, .xz or .zst."""
+    return _open_graph(path, tuple(file_state(path)) if os.path.exists(path) else ())
+
+
+@functools.lru_cache(maxsize=1)
+def _open_graph(path: str | os.PathLike[str], state: tuple[int | str, ...]) -> ConceptGraph:
     graph = ConceptGraph.of(read_concepts(path))
     if not graph.concepts:
         raise UserError(f"{path} has no triple between two concepts that name something; give another graph.")

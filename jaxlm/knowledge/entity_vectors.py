@@ -53,10 +53,7 @@ class ReadsEntities(Objective):
         """Return the table and a hash of the entities' names; () for a model that reads no entities."""
         if not self.model.entity_width:
             return ()
-        self._require_folder()
-        files = [path for path in sorted(Path(self.entities).glob("*")) if path.is_file()]
-        state = tuple((path.name, *file_state(str(path))) for path in files)
-        return _table(self.entities, self.model.entity_width, state)
+        return _table(self.entities, self.model.entity_width, self._folder_state())
 
     def constant_shapes(self, vocabulary: Vocabulary, load: Callable[[str], PretrainedModel]) -> Constants:
         if self.entities or not self.model.entity_width:
@@ -81,15 +78,17 @@ class ReadsEntities(Objective):
 
     def entity_names(self) -> tuple[str, ...]:
         """Return the names of all entities, by id."""
-        self._require_folder()
-        return _names(self.entities)
+        return _names(self.entities, self._folder_state())
 
-    def _require_folder(self) -> None:
+    def _folder_state(self) -> tuple[Any, ...]:
+        """Return the names and states of the folder's files."""
         if not self.entities:
             raise UserError(
                 "objective.entities is empty; give --objective.entities the folder of a knowledge graph's vectors "
                 "(entity2id.txt, and vectors.safetensors or entity2vec.vec)."
             )
+        files = [path for path in sorted(Path(self.entities).glob("*")) if path.is_file()]
+        return tuple((path.name, *file_state(str(path))) for path in files)
 
 
 @functools.lru_cache(1)  # a task asks at every evaluation
@@ -107,5 +106,5 @@ def _table(folder: str, width: int, state: tuple[Any, ...]) -> Constants:
 
 
 @functools.lru_cache(1)
-def _names(folder: str) -> tuple[str, ...]:
+def _names(folder: str, state: tuple[Any, ...]) -> tuple[str, ...]:
     return read_names(folder, "entity")

@@ -207,7 +207,8 @@ def _require_free_port(address: str) -> None:
 
 def log(sentence: str) -> None:
     """Print a sentence on standard error, on any process."""
-    print(f"jaxlm: {sentence}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # the terminal may be gone; threads that end the process go on
+        print(f"jaxlm: {sentence}", file=sys.stderr, flush=True)
 
 
 def _is_one_of_several() -> bool:

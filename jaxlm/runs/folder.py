@@ -217,13 +217,12 @@ def write_imported_run(
     with hold(folder):
         try:
             tokenizer.save(folder / "tokenizer")
-            checkpoints = Checkpoints(folder / "checkpoints")
-            checkpoints.save_params(params, metadata)
-            checkpoints.wait()
-            checkpoints.close()
+            with contextlib.closing(Checkpoints(folder / "checkpoints")) as checkpoints:
+                checkpoints.save_params(params, metadata)
+                checkpoints.wait()
             write_metadata(folder, metadata)
             write_json(folder / "config.json", to_json(experiment))
-        except UserError:  # such as a full disk; the command takes an empty folder only
+        except BaseException:  # such as a full disk, or Ctrl-C; the command takes an empty folder only
             for part in (folder / "tokenizer", folder / "checkpoints"):
                 if part.exists():
                     part.rmtree()
@@ -233,4 +232,4 @@ def write_imported_run(
 
 def write_json(path: epath.Path, value: Any) -> None:
     """Write a JSON file atomically."""
-    write_whole(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
+    write_whole(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode(errors="surrogatepass"))

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from jaxlm import hub
 from jaxlm.config.experiment import Experiment, Resolved
 from jaxlm.config.json import flatten
+from jaxlm.config.presets import loaded_presets
 from jaxlm.data.mixture import describe_draws
 from jaxlm.errors import UserError
 from jaxlm.huggingface.table import listed
@@ -103,7 +104,8 @@ def _open_folder(
         return found, run
 
     source = resolved.pretrained.path if resolved.pretrained else ""
-    require_same(_settings(resolved.experiment) | {"init_from": source * source.startswith(hub.PREFIX)})
+    facts = _settings(resolved.experiment) | {"init_from": source * source.startswith(hub.PREFIX)}
+    require_same(facts | {"code of presets": loaded_presets()})
     main_first(lock, "lock the run folder", everywhere=False)
     require_shared(folder, "--run-dir")
     if cache := resolved.experiment.data.shared_cache:

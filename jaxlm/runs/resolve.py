@@ -141,7 +141,8 @@ def _with_decay(experiment: Experiment, pretrained: PretrainedModel | None, flag
         )
     experiment = with_value(experiment, "train.steps", step + t.decay_steps)
     decay = {"schedule": "wsd", "decay_share": t.decay_steps / (step + t.decay_steps)}
-    decay |= {"warmup_steps": theirs.warmup_steps, "warmup_share": theirs.warmup_share}
+    # inverse_sqrt holds its peak where others rise to it.
+    decay |= {"warmup_steps": min(theirs.warmup_steps, step), "warmup_share": theirs.warmup_share}
     return dataclasses.replace(experiment, optimizer=dataclasses.replace(optimizer, **decay))
 
 
@@ -156,7 +157,7 @@ def _objective_of(experiment: Experiment, pretrained: PretrainedModel | None, as
         # A decoder's row holds the text and the answer.
         max_target = min(longest, experiment.data.length // 2) if as_text else longest
         objective = TextToText(kind=objective, max_target=max_target)
-    elif model is not None and system_of(objective, model):
+    elif model is not None and (system_of(objective, model) or isinstance(objective.model, type(model))):
         if is_foreign(type(objective.model)) and isinstance(objective.model, type(model)):
             # A class of one's own on the pretrained model's keeps what it adds, with fresh parameters.
             sizes = {item.name: getattr(model, item.name) for item in dataclasses.fields(model)}

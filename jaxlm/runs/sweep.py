@@ -19,6 +19,7 @@ from jaxlm.runs.finetune import finetune
 from jaxlm.runs.resolve import open_evaluation
 from jaxlm.tasks.evaluate import Result, evaluate
 from jaxlm.training.loop import NotFinite
+from jaxlm.training.metrics import best_step
 from jaxlm.types import Report
 
 
@@ -112,12 +113,13 @@ def _mean_of(results: Sequence[Result]) -> Result:
 
 
 def _best_of(results: Mapping[str, Result], best_by: str) -> tuple[str, str]:
-    """Return the value with the highest metric `best_by`, or first metric if `best_by` is none, and that metric."""
+    """Return the value with the best metric `best_by`, or first metric if `best_by` is none, and that metric."""
     names = list(next(iter(results.values()))["metrics"])
     metric = best_by if best_by in names else next(iter(names), None)
     if metric is None:
         raise UserError("--sweep chooses by the held-out rows, and there are none; give --data.dev FILE.")
-    return max(results, key=lambda value: results[value]["metrics"][metric]), metric
+    values = [*results]
+    return values[best_step({i: results[value]["metrics"][metric] for i, value in enumerate(values)}, metric)], metric
 
 
 def test_remark(path: str, resolved: Resolved) -> str:

@@ -238,7 +238,7 @@ class Task(Objective):
         """
         theirs = source.objective
         params = theirs.model.text_params(source.params)
-        same = theirs.name == self.name and theirs.labels == self.labels
+        same = theirs.name == self.name and getattr(theirs, "labels", None) == self.labels
         return params if same else {name: leaf for name, leaf in params.items() if name != "classifier"}
 
     def corrupt(self, key: jax.Array, batch: Arrays) -> Arrays:

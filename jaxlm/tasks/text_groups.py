@@ -65,5 +65,5 @@ def _is_list(value: Any) -> bool:
         return False
     try:
         return isinstance(ast.literal_eval(value.strip()), list)
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return False

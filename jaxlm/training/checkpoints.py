@@ -83,7 +83,8 @@ class Checkpoints:
     def _remove_unfinished(self) -> None:
         """Remove the checkpoints that a killed process was writing."""
         for path in self.folder.iterdir() if self.folder.is_dir() else ():
-            if path.name[:1].isdigit() and not ocp.utils.is_checkpoint_finalized(path):
+            step = path.name.partition(".orbax-checkpoint-tmp")[0]
+            if step.isdecimal() and path.is_dir() and not ocp.utils.is_checkpoint_finalized(path):
                 path.rmtree()
 
     def steps(self) -> list[int]:

@@ -111,7 +111,8 @@ def watchdog(clock: Clock, seconds: float) -> Iterator[None]:
             if idle >= limit and not reported:
                 reported = True
                 log(f"{what}; it will end after {2 * limit:,.0f} (--train.stall-seconds). Its threads:")
-                faulthandler.dump_traceback(sys.__stderr__)
+                with contextlib.suppress(OSError):
+                    faulthandler.dump_traceback(sys.__stderr__)
             if idle >= 2 * limit:
                 log(f"{what}. This process ends; run the same command to go on.")
                 os._exit(1)

@@ -218,7 +218,8 @@ def evaluate(program: Program, state: TrainState, feed: Feed) -> dict[str, float
     primary = program.eval_objective.primary_metric
     figures |= {f"{source}_{primary}": part[primary] for source, part in parts.items() if source and primary in part}
     if program.objective.scores_rows and name and not name.endswith("loss"):
-        figures |= program.objective.score_rows(state.eval_params, feed.source, feed.length, program.train.batch_size)
+        scores = program.objective.score_rows(state.eval_params, feed.source, feed.length, program.train.batch_size)
+        figures |= {figure: float(value) for figure, value in scores.items()}
     if name and name not in figures:
         raise UserError(f"train.best_by is {name!r}; the figures of this run are {', '.join(figures)}.")
     return from_main(figures)  # those of a task differ by a rounding, and all processes must stop at the same step
@@ -303,14 +304,14 @@ class StepLog:
         now, program = self.clock.training_seconds(), self._run.program.at(step)
         num_compiled = sum(self._clock_step < compiled <= step for compiled in self.compiled_steps.values())
         num_timed, seconds = step - self._clock_step - num_compiled, now - self._clock_seconds
+        is_one_phase = self._run.program.at(self._clock_step + 1) is program
         self._clock_seconds, self._clock_step = now, step
         means = {"loss": means.pop("loss", math.nan)} | means  # nan if all steps were skipped
-        length, rows = self._run.feed.shape(step)
         means["learning_rate"] = _on_host(program.schedule, step - 1)
-        if not num_timed:  # only steps that were compiled
+        if not num_timed or not is_one_phase:  # only steps that were compiled, or of several sizes
             return means
-        speed = num_timed / seconds
-        means["tokens_per_second"] = speed * rows * length
+        speed, (length, rows) = num_timed / seconds, self._run.feed.shape(step)
+        means["tokens_per_second"] = speed * rows * length * getattr(program.objective, "num_texts", 1)
         flops = program.step_flops(length, rows)
         if self._peak and flops:
             means["mfu"] = speed * flops / self._peak
@@ -386,7 +387,8 @@ def _stop_signals(after_step: int) -> Iterator[Callable[[int], int]]:
             raise KeyboardInterrupt
         received = number
         if number == signal.SIGINT:  # written at once and not by `print`, which a signal must not enter twice
-            os.write(2, b"\nStopping after this step; Ctrl-C again interrupts at once, without saving.\n")
+            with contextlib.suppress(OSError):  # of `2>&1 | tee`, which the same Ctrl-C has ended
+                os.write(2, b"\nStopping after this step; Ctrl-C again interrupts at once, without saving.\n")
         if several:  # jax's handler of SIGTERM tells the other processes
             signal.raise_signal(signal.SIGTERM)
 

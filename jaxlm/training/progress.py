@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 import sys
 import time
+from collections.abc import Callable
+from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as RichProgress
@@ -31,7 +33,7 @@ class Progress:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.bar.stop()
+        self._write(self.bar.stop)
 
     def show(self, step: int, means: dict[str, float]) -> None:
         """Show the metrics of a step: the first one, the last one, and one every few seconds between them."""
@@ -59,4 +61,11 @@ class Progress:
     def note(self, text: str) -> None:
         """Print a line, above the bar if there is one."""
         if self.enabled:
-            self.bar.console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
+            self._write(self.bar.console.print, text, highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+    def _write(self, write: Callable[..., None], *args: Any, **options: Any) -> None:
+        """Call a function that writes; where terminal or reader are gone, show nothing more: the run goes on."""
+        try:
+            write(*args, **options)
+        except (OSError, SystemExit):  # rich answers a closed pipe with the latter
+            self.enabled = False

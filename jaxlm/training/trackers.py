@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,10 @@ class TensorBoard(Tracker):
         from tensorboardX import SummaryWriter
 
         self._events = SummaryWriter(str(folder), purge_step=after_step + 1)
+        # An error would end the writing thread, and training would wait for it as soon as its queue is full.
+        writer = self._events.file_writer.event_writer._ev_writer
+        for name in ("write_event", "flush"):
+            setattr(writer, name, _ignoring_errors(getattr(writer, name)))
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
@@ -102,6 +107,15 @@ class Service(Tracker):
         except Exception as error:  # each package has exceptions of its own
             self._has_failed = True
             hosts.log(f"{self._package.__name__} gets no further metrics ({cause(error)}); see metrics.jsonl.")
+
+
+def _ignoring_errors(function: Callable[..., None]) -> Callable[..., None]:
+    """Return a function that ends where the other raises OSError."""
+    def call(*args: Any) -> None:
+        with contextlib.suppress(OSError):
+            function(*args)
+
+    return call
 
 
 def require_tracker(kind: str) -> None:

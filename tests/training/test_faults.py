@@ -7,6 +7,7 @@ import random
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -97,6 +98,21 @@ def test_a_signal_saves_and_ends(preset, tmp_path, number):
     (step,) = saved_steps(run)
     assert f"Stopped by a signal after step {step:,}; saved" in command.output
     assert metrics(run)[-1]["step"] <= step
+
+
+@pytest.mark.slow  # starts an interpreter
+def test_ctrl_c_saves_where_the_reader_of_the_output_has_ended(preset, tmp_path):
+    """As in `jaxlm pretrain … 2>&1 | tee log`, whose tee the same Ctrl-C ends."""
+    run = tmp_path / "run"
+    arguments = ["pretrain", preset, "--run-dir", run, "--train.steps", "100000", "--train.checkpoint-every", "0"]
+    command = [sys.executable, "-m", "jaxlm.cli", *map(str, arguments), "--train.log-every", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0) as process:
+        while not (line := process.stdout.readline()).startswith(b"step"):
+            assert line, "it has ended"
+        process.stdout.close()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+    assert len(saved_steps(run)) == 1
 
 
 def test_a_signal_during_the_last_save_is_for_what_follows(preset, tmp_path, monkeypatch):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import sqlite3
 import sys
+import threading
 import types
 
 import pytest
 
 from jaxlm.cli import main
 from jaxlm.training.metrics import read_metrics
+from jaxlm.training.trackers import TensorBoard
 from tests.training.support import stopped_after
 
 
@@ -49,6 +52,21 @@ def test_trackio_on_this_machine(preset, tmp_path, monkeypatch):
     assert [row[:2] for row in rows] == [(name, step) for step in (1, 3, 6, 9, 12)]
     assert all({"loss", "grad_norm"} <= set(json.loads(row[2])) for row in rows)
     assert json.loads(config)["train.checkpoint_every"] == 4
+
+
+def test_tensorboard_goes_on_after_a_full_disk(tmp_path, monkeypatch):
+    """An error would end its thread, after which a full queue of ten values would block training."""
+    def write(data):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    tracker = TensorBoard(tmp_path, 0)
+    file = tracker._events.file_writer.event_writer._ev_writer._py_recordio_writer
+    monkeypatch.setattr(file, "write", write)
+    thread = threading.Thread(target=lambda: [tracker.log(step, {"loss": 1.0}) for step in range(50)], daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
+    tracker.close()
 
 
 @pytest.mark.slow
