@@ -28,7 +28,8 @@ experiment = Experiment(
     ),
     data=TextData(length=524_288, tokenizer_kind="bytes", vocab_size=320),
     optimizer=OptimizerConfig(
-        learning_rate=0.01, warmup_steps=100, schedule="cosine", b1=0.86, b2=0.92, eps=1e-9, weight_decay=0.0
+        learning_rate=0.01, warmup_steps=100, schedule="cosine", b1=0.86, b2=0.92, eps=1e-9, weight_decay=0.0,
+        clip_norm=0.0,
     ),
     train=TrainConfig(steps=1_000, batch_size=8, eval_every=100, checkpoint_every=100),
 )

@@ -18,7 +18,8 @@ experiment = Experiment(
     objective=CausalLM(model=Reformer(), plain_stream=True),
     data=TextData(length=65_536, tokenizer_kind="bytes", vocab_size=258, normalization="identity"),
     optimizer=OptimizerConfig(
-        learning_rate=7e-4, warmup_steps=2_000, schedule="inverse-sqrt", b2=0.98, eps=1e-9, weight_decay=0.0
+        learning_rate=7e-4, warmup_steps=2_000, schedule="inverse-sqrt", b2=0.98, eps=1e-9, weight_decay=0.0,
+        clip_norm=0.0,
     ),
     train=TrainConfig(steps=100_000, batch_size=8, eval_every=500, checkpoint_every=5_000),
 )

@@ -8,6 +8,7 @@ Result:      published, SQuAD 1.1 dev after fine-tuning: 92.4 F1; SQuAD 2.0 dev 
              (facebookresearch/SpanBERT, README)
 
 Rows may end within a sentence; the published ones end with a sentence. Biases and norms have no weight decay.
+Weights begin as BERT's, from a normal distribution cut at two standard deviations; the published are not cut.
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

@@ -10,7 +10,8 @@ Result:      published, GLUE test average after task distillation as well: 77.0,
              table 1)
 
 Batch size, weight decay and learning rate are the released code's. 310,000 steps are its three epochs of the paper's
-2.5 billion words of Wikipedia, at 1.3 tokens per word.
+2.5 billion words of Wikipedia, at 1.3 tokens per word. Two things differ: weights begin from a normal distribution
+that is cut at two standard deviations, and gradients are clipped together, not each tensor's.
 """
 
 from jaxlm.config.experiment import Experiment, OptimizerConfig, TrainConfig

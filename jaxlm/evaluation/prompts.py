@@ -71,7 +71,8 @@ class PromptTask:
     beams: int = field(1, range="[1, inf)")
     """Number of beams for free answers; 1 means greedy decoding. GPT-3 used 4."""
     length_penalty: float = 1.0
-    """Beams are ranked by log-probability / length ** length_penalty. GPT-3 used 0.6."""
+    """Beams are ranked by log-probability / length ** length_penalty. GPT-3's and T5's 0.6 is the exponent of
+    (5 + length) / 6, which favours long answers less."""
     metrics: tuple[str, ...] = ()
     """choice: accuracy, f1, matthews; generate: exact_match, f1, rouge, bleu; by default the first."""
     stride: int = field(0, range="[0, inf)")

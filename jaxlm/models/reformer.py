@@ -44,7 +44,8 @@ class Reformer(TransformerConfig, UncachedWriter):
     hidden_size: int = 1024
     """Width of each of the two streams."""
     attention_types: tuple[AttentionType, ...] = ("local", "local", "lsh", "local")
-    """Attention of the layers, repeated in this order: local (own and previous chunk) or lsh (same bucket)."""
+    """Attention of the layers, repeated in this order: local (own and previous chunk) or lsh (the same,
+    of tokens sorted by bucket)."""
     num_heads: int = 8
     """Number of attention heads."""
     head_dim: int = 128

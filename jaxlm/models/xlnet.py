@@ -46,6 +46,8 @@ class StreamStates(NamedTuple):
 class Xlnet(TransformerConfig, UncachedWriter):
     """XLNet. The defaults are xlnet-base-cased.
 
+    `dropout` also follows the activation of the feed-forward layers, as in the published code.
+
     Parameters: `word`, `query_start` (initial vector of the query stream), `layers/…` (stacked), `bias` of the output.
     """
 

@@ -48,7 +48,7 @@ BERT = dict(name="adamw", learning_rate=1e-4, warmup_steps=10_000, schedule="lin
             bias_correction=False, weight_decay=0.01, clip_norm=1.0)
 GPT2 = dict(name="adamw", warmup_steps=2_000, schedule="cosine", b1=0.9, b2=0.95, weight_decay=0.1, clip_norm=1.0)
 REFORMER = dict(name="adamw", learning_rate=7e-4, warmup_steps=2_000, schedule="inverse-sqrt", b1=0.9, b2=0.98,
-                eps=1e-9, weight_decay=0.0)
+                eps=1e-9, weight_decay=0.0, clip_norm=0.0)  # trax clips only where it is asked to
 T5 = dict(name="adafactor", schedule="inverse-sqrt", weight_decay=0.0)
 
 # optimizer; steps, batch, length
