@@ -125,6 +125,19 @@ def test_mistakes_in_a_class_are_found(tmp_path):
     with pytest.raises(UserError, match=r"\[1\] is a list, which config\.json cannot keep"):
         to_json(load_preset(written(tmp_path / "mine.py", sizes)))
 
+    for wrong, said in (
+        ("type: float = 1.0", "Mine has a field 'type', a name that jaxlm uses itself"),
+        ("constants: float = 1.0", "Mine has a field 'constants', a name"),
+        ("power: float = 1.0\n    mask_rate = 0.3", "Mine.mask_rate has no type, so that the field keeps the default"),
+    ):
+        mistaken = OWN.replace("power: float = 1.0", wrong).replace("power=2.0", "")
+        with pytest.raises(UserError, match=re.escape(said)):
+            load_preset(written(tmp_path / "mine.py", mistaken))
+    kinds = OWN.replace("import dataclasses", "import dataclasses, enum\nKind = enum.StrEnum('Kind', 'a b')")
+    kinds = kinds.replace("power: float = 1.0", "kind: Kind = Kind.a").replace("power=2.0", "")
+    with pytest.raises(UserError, match=r"a is a Kind, which config\.json cannot keep"):
+        to_json(load_preset(written(tmp_path / "mine.py", kinds)))
+
     class Odd(Classification):
         gold_value = "odd"  # of rows without it nothing would say that they have no answer
 
@@ -320,7 +333,7 @@ def test_what_an_export_lacks_is_said(tmp_path, monkeypatch, capsys):
         ("bert", r"BertForMaskedLM of Transformers has no encoder/layers/mlp/wi_0/bias, .*: name heads .*; and it "
                  r"has no encoder/layers/mlp/wi/bias, encoder/layers/mlp/wi/kernel, which the table of BertForMasked"),
         ("tinylab.tabel", f"tinylab.tabel, {module}"),
-        ("tinylab_names", f"tinylab_names, {module}"),
+        ("tinylab.odd", rf"tinylab\.odd, {module}"), ("tinylab_names", f"tinylab_names, {module}"),
     ):
         systems.register(systems.System(MaskedLM, GatedBert, family))
         with pytest.raises(UserError, match=message):

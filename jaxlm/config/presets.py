@@ -78,7 +78,7 @@ def run_preset(path: str) -> types.ModuleType:
 
 def loaded_presets() -> dict[str, str]:
     """Return the name and a digest of every preset file that this process has run."""
-    modules = [(name, module) for name, module in sys.modules.items() if name.endswith(".py")]
+    modules = [(name, module) for name, module in sys.modules.items() if os.path.isabs(name)]
     return {Path(name).name: hashlib.sha256(module.__source__).hexdigest()[:12] for name, module in modules}
 
 

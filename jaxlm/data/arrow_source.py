@@ -74,6 +74,8 @@ def open_dataset(source: str, columns: Columns) -> Any:
         import datasets
     except ImportError as error:
         raise UserError(f"{source} needs the library `datasets`; install it (`pip install datasets`).") from error
+    if int(datasets.__version__.partition(".")[0]) < 4:
+        raise UserError(f"{source} needs `datasets` 4 or newer, which runs no code of a dataset; upgrade it.")
     name, *options = re.split(r":(?![^\[]*\])", source.removeprefix("hf:"))  # not within train[:10%]
     if not name or len(options) > 2:
         raise UserError(f"{source!r} names no dataset; write hf:NAME, hf:NAME:SPLIT or hf:NAME:CONFIG:SPLIT.")

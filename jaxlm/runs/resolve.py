@@ -141,8 +141,9 @@ def _with_decay(experiment: Experiment, pretrained: PretrainedModel | None, flag
         )
     experiment = with_value(experiment, "train.steps", step + t.decay_steps)
     decay = {"schedule": "wsd", "decay_share": t.decay_steps / (step + t.decay_steps)}
-    # inverse_sqrt holds its peak where others rise to it.
-    decay |= {"warmup_steps": min(theirs.warmup_steps, step), "warmup_share": theirs.warmup_share}
+    # inverse-sqrt holds its peak where others rise to it.
+    warmup = theirs.warmup_steps and min(theirs.warmup_steps, step)
+    decay |= {"warmup_steps": warmup, "warmup_share": theirs.warmup_share}
     return dataclasses.replace(experiment, optimizer=dataclasses.replace(optimizer, **decay))
 
 

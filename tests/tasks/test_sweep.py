@@ -29,15 +29,17 @@ def test_rows_of_a_test_with_another_use_are_told(tmp_path):
 
 
 @pytest.mark.parametrize(("best_by", "said"), [
-    ("", "accuracy"), ("f1", "f1"), ("task_loss", "accuracy (--train.best-by task_loss is no metric of the task)"),
+    ("", "accuracy"), ("f1", "f1"), ("word_error", "word_error"),
+    ("task_loss", "accuracy (--train.best-by task_loss is no metric of the task)"),
 ])
 def test_a_sweep_names_the_metric_of_its_choice(best_by, said, monkeypatch):
-    figures = {"a": {"accuracy": 0.5, "f1": 0.2}, "b": {"accuracy": 0.4, "f1": 0.3}}
+    """The lowest error is the best one."""
+    figures = {"a": dict(accuracy=0.5, f1=0.2, word_error=0.9), "b": dict(accuracy=0.4, f1=0.3, word_error=0.7)}
     monkeypatch.setattr(sweep, "_train", lambda training, *_: {"metrics": figures[training.folder]})
     resolved, lines = Resolved(Experiment(Classification(), train=TrainConfig(best_by=best_by))), []
     groups = {value: [sweep.Training(resolved, value, None)] for value in figures}
     sweep.fine_tune_all(groups, "data.length", 0, None, "", print, lines.append)
-    chosen = "b" if best_by == "f1" else "a"
+    chosen = "b" if best_by in ("f1", "word_error") else "a"
     assert lines[-1] == f"Chosen by {said}: --data.length {chosen}, {chosen}"
 
 

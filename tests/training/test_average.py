@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import shutil
 
 import jax
@@ -17,6 +18,7 @@ from jaxlm.runs import folder
 from jaxlm.runs.load import _mean, load_run
 from jaxlm.runs.resolve import resolve
 from jaxlm.training.checkpoints import Checkpoints
+from jaxlm.training.optimizers import make_schedule
 from tests.training.support import assert_same_arrays, metadata, metrics, stopped_after
 from tests.training.test_run import refused
 
@@ -137,6 +139,18 @@ def test_a_decay_with_other_values_is_told(preset, averaged, flags, said, capsys
     for name, value in (("optimizer.schedule", "cosine"), ("optimizer.decay-share", "0.5"), ("train.steps", "50")):
         with pytest.raises(UserError, match=f"leave out --{name}"):
             resolve(str(preset), [*common, f"--{name}", value], init_from=f"{averaged}@4")
+
+
+def test_a_decay_of_inverse_sqrt_begins_at_its_peak(preset, averaged, tmp_path):
+    """That schedule holds the peak while others warm up."""
+    source = shutil.copytree(averaged, tmp_path / "source")
+    config = json.loads((source / "config.json").read_text())
+    config["optimizer"] |= {"schedule": "inverse-sqrt", "warmup_steps": 100}
+    (source / "config.json").write_text(json.dumps(config))
+    flags = ["--optimizer.average", "0.4", "--optimizer.warmup-steps", "100", "--train.decay-steps", "4"]
+    found = resolve(str(preset), flags, init_from=f"{source}@4").experiment
+    rates = [float(make_schedule(found.optimizer, found.train.steps)(step)) for step in (4, 6, 8)]
+    np.testing.assert_allclose(rates, [found.optimizer.learning_rate * left for left in (1, 0.5, 0)], rtol=1e-5)
 
 
 def test_the_last_checkpoints_are_those_of_training():
