@@ -95,6 +95,8 @@ def any_path(path: str | os.PathLike[str]) -> epath.Path:
     Raises:
         UserError: No installed package reads the address, or the path is a device or a pipe.
     """
+    if os.fspath(path).startswith(("http://", "https://")):
+        raise UserError(f"{without_queries(os.fspath(path))} is a web address; download it, or name a bucket (gs://…).")
     with reading(path):
         found = epath.Path(path).expanduser()
         if in_bucket(found):

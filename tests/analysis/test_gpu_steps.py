@@ -35,7 +35,8 @@ PLAIN, BIASED = "Softmax", "ScaleBiasSoftmax"
 TINY = {
     name: kernels for names, kernels in (
         ("albert bert contrastive distilbert roberta simcse spanbert tinybert xlm_roberta", {PLAIN: 2}),
-        ("gpt1 gpt2 gpt3 masked_diffusion modernbert", {BIASED: 4}),
+        ("clm_then_mlm eurobert", {PLAIN: 4}),
+        ("gpt1 gpt2 gpt3 llama masked_diffusion mmbert modernbert", {BIASED: 4}),
         ("electra", {PLAIN: 6}), ("ernie", {PLAIN: 3}), ("t5", {BIASED: 2}), ("ul2", {BIASED: 4, PLAIN: 2}),
         ("deberta_v3 elmo reformer transe word2vec xlnet", {}),
     ) for name in names.split()

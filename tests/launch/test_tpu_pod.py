@@ -135,6 +135,8 @@ def test_a_mistake_in_the_command_keeps_the_slices(pod, tmp_path):
     code, said = pod("run", *SLICE, "--", "pretrain", "configs/none.py", requests=("granted",))
     assert code == 1 and "jaxlm: there is no configs/none.py." in said and "The slices are kept, and cost" in said
     assert calls(tmp_path)[-1] == "ssh status"
+    code, said = pod("delete", "pod", "--zone=z", "--collect=misspelt")
+    assert code == 1 and "misspelt could not be copied; the slices are kept" in said and "delete" not in calls(tmp_path)
     code, said = pod("delete", "pod", "--zone=z")
     assert code == 0 and calls(tmp_path)[-3:] == ["ssh stop", LOG, "delete"]
 
