@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 
 from jaxlm.config.experiment import Experiment
 from jaxlm.errors import UserError
+from jaxlm.huggingface import gpt2, t5
 from jaxlm.models.base import Inputs
 from jaxlm.models.bert import Bert
 from jaxlm.models.distilbert import Distilbert
@@ -38,6 +40,7 @@ from jaxlm.tasks.tagging import Tagging
 from jaxlm.tasks.text_to_text import TextToText
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.training.microbatches import gradients
+from tests.huggingface.support import load_into
 from tests.params import first_fast, random_params
 
 VOCABULARY = Vocabulary.stand_in(160, ["[START]", "[DELIMITER]", "[EXTRACT]"])
@@ -56,7 +59,7 @@ TASKS = {
     "choices": MultipleChoice(model=Bert(**SIZES, **POSITIONS), classifier_dropout=0.0),
     "tags": Tagging(model=Gpt2(**SIZES, **POSITIONS), **LABELS),
     "answers": Answers(model=Bert(**SIZES, **POSITIONS), classifier_dropout=0.0, kinds=True),
-    "t5": TextToText(model=T5(**SIZES, head_dim=8), max_target=6),
+    "t5": TextToText(model=T5(**SIZES, head_dim=8, start_id=9), max_target=6),
     "decoder": TextToText(model=Gpt2(**SIZES, **POSITIONS), max_target=6),
 }
 
@@ -64,8 +67,7 @@ TASKS = {
 def made(name, rows=8):
     """Return a task, its parameters, and a batch of rows of several lengths, the last two of which fill it up."""
     task = TASKS[name].bind(VOCABULARY, 24)
-    params = jax.jit(task.init)(jax.random.key(0))
-    params = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(1), x.shape), params)
+    params = jax.tree.map(jnp.asarray, random_params(task, std=0.3))
     batch = task.synthetic(rows, 24)
     draw = np.random.default_rng(3)
     sizes = draw.integers(4, 25, batch["attention_mask"].shape[:-1])
@@ -163,6 +165,30 @@ def test_tags_and_answers_as_torch():
     found = {side: tensor(values)[:6] for side, values in predicted(task, params, batch).items()}
     parts = {side: F.cross_entropy(found[side], tensor(batch[side])[:6].long()) for side in ("start", "end", "kind")}
     wanted = float((parts["start"] + parts["end"]) / 2 + parts["kind"])
+    assert evaluated(task, params, batch) == pytest.approx(wanted, rel=1e-5)
+
+
+def test_answers_that_are_written_as_transformers():
+    """The models of Transformers shift the labels: T5's are read from `decoder_start_token_id`, GPT-2's by the next
+    position. Labels of -100 have no weight."""
+    task, params, batch = made("t5")
+    sizes = dict(num_layers=1, num_heads=2, d_model=16, d_kv=8, d_ff=32, vocab_size=task.model.vocab_size)
+    count = np.random.default_rng(4).integers(1, 7, (8, 1))
+    batch["weights"] = jnp.asarray(np.arange(6) < count, jnp.float32)
+    inputs = {name: tensor(batch[name])[:6].long() for name in ("input_ids", "attention_mask")}
+    theirs = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=9))
+    theirs = load_into(theirs, t5.table(task.model), params).eval()
+    labels = tensor(jnp.where(batch["weights"] > 0, batch["targets"], -100))[:6].long()
+    wanted = float(theirs(**inputs, labels=labels).loss.detach())
+    assert evaluated(task, params, batch) == pytest.approx(wanted, rel=1e-5)
+    task, params, batch = made("decoder")
+    sizes = dict(n_positions=24, n_embd=16, n_layer=1, n_head=2, n_inner=32, vocab_size=task.model.vocab_size)
+    theirs = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))
+    theirs = load_into(theirs, gpt2.table(1), params).eval()
+    inputs = {name: tensor(batch[name])[:6].long() for name in ("input_ids", "attention_mask")}
+    labels = jnp.where(batch["weights"][:, :-1] > 0, batch["input_ids"][:, 1:], -100)
+    labels = F.pad(tensor(labels)[:6].long(), (1, 0), value=-100)
+    wanted = float(theirs(**inputs, labels=labels).loss.detach())
     assert evaluated(task, params, batch) == pytest.approx(wanted, rel=1e-5)
 
 

@@ -14,6 +14,7 @@ from jaxlm.data.readers import Columns
 from jaxlm.errors import UserError
 from jaxlm.evaluation.prompts import fill
 from jaxlm.knowledge.entity_typing import EntityTyping
+from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.t5 import T5
 from jaxlm.tasks import answers, text_to_text
 from jaxlm.tasks.answers import AnswerRows, Answers, Window
@@ -23,7 +24,7 @@ from jaxlm.tasks.tables import read_table
 from jaxlm.tasks.tagging import Tagging, TagRows
 from jaxlm.tasks.text_to_text import PairRows, TextToText
 from jaxlm.tokenizers.training import train_tokenizer
-from tests.data.stand_ins import ByteTokenizer
+from tests.data.stand_ins import EOS, ByteTokenizer
 from tests.tasks.rows import CHOICE, STORY, TURN, read, squad
 
 WITHOUT_LABELS = {
@@ -95,6 +96,26 @@ def test_written_answers_are_right_as_the_vocabulary_spells_them(kind, values, w
     monkeypatch.setattr(text_to_text, "generate", lambda *_, **options: [tokenizer.encode(written)] * 2)
     found = task.score_rows({}, source, 128, 2)
     assert found[next(name for name in ("accuracy", "exact_match") if name in found)] == 1
+
+
+@pytest.mark.parametrize("model", [Gpt2(), T5()])
+def test_answers_are_the_labels_of_their_tokens(model):
+    """Of a decoder, the tokens before them have the weights; the end symbol is the last label, of long answers too."""
+    tokenizer = ByteTokenizer()
+    task = TextToText(model=model, max_target=5).bind_unchecked(tokenizer.vocabulary)
+    pairs = [("red house", "old"), ("red " * 40, "x"), ("red", ""), ("red", "very old")]
+    records = [Record("", "", {"source": source, "targets": [target]}, ()) for source, target in pairs]
+    for (source, target), one in zip(pairs, task.encode(records, tokenizer, 40), strict=True):
+        text, answer = tokenizer.encode_arrays([source, target])
+        labels, ids, weights = [*answer[:4], EOS], one.arrays["input_ids"], one.arrays["weights"]
+        prompt, ids = one.notes.tolist(), ids.tolist()
+        assert prompt[: len(text)][:20] == text.tolist()[:20] and len(ids) <= 40 and one.arrays["attention_mask"].all()
+        if task.is_decoder:
+            assert len(weights) == len(ids) and ids == prompt + labels and set(weights) == {0, 1}
+            assert [label for label, weight in zip(ids[1:], weights[:-1], strict=True) if weight] == labels
+        else:
+            assert one.arrays["targets"][weights > 0].tolist() == labels and len(weights) == 5
+            assert ids == prompt and ids[-1] == EOS
 
 
 @pytest.mark.parametrize(("data", "file", "texts"), [
