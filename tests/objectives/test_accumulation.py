@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -20,10 +21,11 @@ from jaxlm.models.electra import Electra
 from jaxlm.models.gpt1 import Gpt1
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.gpt3 import Gpt3
+from jaxlm.models.layers.dropout import dropout, keep_scale
 from jaxlm.models.reformer import Reformer
 from jaxlm.models.roberta import Roberta
 from jaxlm.models.t5 import T5
-from jaxlm.objectives.base import Constants, Objective, total_loss
+from jaxlm.objectives.base import Constants, Objective, Term, total_loss
 from jaxlm.objectives.causal_lm import CausalLM
 from jaxlm.objectives.distillation import Distillation
 from jaxlm.objectives.layer_distillation import LayerDistillation
@@ -36,6 +38,7 @@ from jaxlm.parallel.mesh import MeshConfig, make_mesh
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.training import program as module
 from jaxlm.training.metrics import Totals
+from jaxlm.training.microbatches import gradients
 from jaxlm.training.program import Program
 from jaxlm.types import TokenBatch
 from tests.params import random_params
@@ -264,6 +267,21 @@ def test_dropout_differs_between_steps_and_is_off_in_evaluation():
     assert evaluated == float(total_loss(own.eval_step(state.params, rows, np.int32(1), (), ())[0]))
     assert len({round(loss, 4) for loss in (*losses, evaluated)}) == 3
     assert sums[0] != sums[1]
+
+
+def test_each_microbatch_drops_other_elements():
+    """The gradient of a sum of dropped parameters counts the microbatches that keep each: a binomial law."""
+
+    class Dropped(SimpleNamespace):
+        def stream_loss(self, params, example, memory, key, train):
+            total = jnp.sum(dropout(params["x"], 0.5, key, row_axes=0))
+            return {"sum": Term(total, jnp.float32(len(example["rows"])), 1.0)}, ()
+
+    own, key = Dropped(shared_arrays=()), jax.random.key(0)
+    run = jax.jit(lambda params, rows: gradients(own, params, {"rows": rows}, (), key, 4)[0])
+    count = np.asarray(run({"x": jnp.ones(4096)}, jnp.zeros(8))["x"]) * 8 / keep_scale(0.5)
+    found, expected = np.bincount(np.rint(count).astype(int)), 4096 / 16 * np.array([1, 4, 6, 4, 1])
+    assert np.sum((found - expected) ** 2 / expected) < 18.5  # 4 degrees of freedom, p = 0.001
 
 
 def test_the_evaluation_step_gives_the_same_in_batches():

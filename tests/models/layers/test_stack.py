@@ -224,6 +224,24 @@ def test_shared_layers_get_the_sum_of_their_gradients(loop):
         assert min(jax.tree.leaves(difference)) > 1e-4  # no other combination would pass
 
 
+@pytest.mark.parametrize("loop", first_fast([False, True]))
+def test_each_sublayer_drops_other_elements(loop):
+    """Both sublayers of two layers add a dropped constant, and their four masks are the binary digits of the sum."""
+    config = dataclasses.replace(
+        CONFIG, num_layers=2, dropout=0.5, attention_dropout=0.0, cross_attention=False, loop_layers=loop,
+        final_norm=False, hidden_size=64, num_heads=1, head_dim=1, intermediate_size=1,
+    )
+    params = jax.tree.map(jnp.zeros_like, jax.eval_shape(functools.partial(init_stack, config), jax.random.key(0)))
+    for sublayer, values in (("attention", [1.0, 4.0]), ("mlp", [2.0, 8.0])):
+        out = params["layers"][sublayer]["out" if sublayer == "attention" else "wo"]
+        out["bias"] += jnp.array(values)[:, None]
+    run = jax.jit(lambda params, x: run_stack(config, params, x, key=jax.random.key(0))[0])
+    total = np.asarray(run(params, jnp.zeros((8, 16, 64)))).astype(int) // 2
+    masks = np.stack([total >> digit & 1 for digit in range(4)]).reshape(32, -1)  # and rows have masks of their own
+    agree = np.mean(masks[:, None] == masks, axis=-1)
+    assert np.abs(agree - np.eye(32) / 2 - 0.5).max() < 5 * 0.5 / masks.shape[1] ** 0.5
+
+
 def test_a_bias_is_added_in_the_type_of_the_product_and_its_gradient_summed_in_float32():
     """A float32 addition is a pass of its own on GPUs; a bfloat16 sum of these rows would be off by several percent."""
     dense = HeadsDense(dataclasses.replace(CONFIG, dtype="bfloat16", use_bias=True), name="key")
