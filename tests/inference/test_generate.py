@@ -111,6 +111,13 @@ def test_sampling_depends_on_the_seed_only(bound, params):
     assert sample(0) != sample(1)
 
 
+def test_each_token_is_drawn_anew(bound, params):
+    """Zeros make all 130 tokens equally likely, so that two tokens of a row are equal in 1 of 130 rows."""
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    rows = np.array(generate(bound, zeros, [[7, 8, 9]] * 500, max_new_tokens=2, temperature=1.0, stop_ids=[]))
+    assert np.mean(rows[:, 0] == rows[:, 1]) < 0.03 and len(set(map(tuple, rows))) > 450
+
+
 @pytest.mark.slow
 def test_top_k_1_a_small_nucleus_and_a_low_temperature_are_greedy(bound, params):
     greedy = generate(bound, params, PROMPTS, max_new_tokens=8, stop_ids=[])
