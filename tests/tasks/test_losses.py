@@ -233,6 +233,39 @@ def test_a_teacher_as_torch():
     assert seen["task_loss"].coefficient == student.hard_weight
 
 
+def test_a_teacher_of_numbers_and_the_weight_of_its_layers_as_the_formula():
+    """Rows that fill up a batch count in no term; hidden states have a mean over tokens and their elements, scores one
+    over heads and pairs of tokens (Jiao et al. 2019, equations 7 and 8)."""
+    teacher, theirs, batch = made("numbers")
+    student = DistilledClassification(
+        model=teacher.model, teacher="T", target="number", temperature=2.0, classifier_dropout=0.0, layer_weight=0.7,
+        soft_weight=0.4, hard_weight=0.3, teacher_hidden_size=16,
+    ).bind(VOCABULARY, 24)
+    params = jax.tree.map(jnp.asarray, random_params(student, 4, std=0.3))
+    student = student.with_constants(student.load_constants(VOCABULARY, lambda path: PretrainedModel(teacher, theirs)))
+
+    @jax.jit
+    def run(params, theirs, batch):
+        outputs = [task.predict(weights, batch)["logits"][:6, 0] for task, weights in ((student, params),
+                                                                                       (teacher, theirs))]
+        states = [teacher.model.layer_states(weights, Inputs.of(batch)) for weights in (params, theirs)]
+        return student.loss(params, batch, jax.random.key(0), False), outputs, states
+
+    terms, (ours, target), ((hidden, scores), (their_hidden, their_scores)) = jax.device_get(run(params, theirs, batch))
+    mask, head = np.asarray(batch["attention_mask"])[:6], jax.device_get(params["projection_to_teacher"])
+    errors = np.square(hidden @ head["kernel"] + head.get("bias", 0) - their_hidden)[:, :6].mean(-1).sum(0)
+    squares = np.square(scores - their_scores)[:, :6].mean(axis=2).sum(0)
+    wanted = {
+        "task_loss": np.mean(np.square(ours - np.asarray(batch["label"])[:6])), "soft_loss": np.mean(
+            np.square(ours - target)), "hidden_loss": np.sum(errors * mask) / mask.sum(),
+        "attention_loss": np.sum(squares * mask[:, None] * mask[..., None]) / np.sum(mask.sum(1) ** 2),
+    }
+    assert {name: terms[name].total / terms[name].weight for name in wanted} == pytest.approx(wanted, rel=1e-4)
+    weights = {"task_loss": 0.3, "soft_loss": 0.4, "hidden_loss": 0.7, "attention_loss": 0.7}
+    assert {name: terms[name].coefficient for name in wanted} == pytest.approx(weights)
+    assert sum(weights[name] * wanted[name] for name in wanted) == pytest.approx(float(total_loss(terms)), rel=1e-4)
+
+
 @pytest.mark.parametrize(("family", "pooling"), first_fast([
     (ModernBert, "mean"), (ModernBert, "cls"), (EuroBert, "late"), (EuroBert, "mean"), (EuroBert, "bos"),
 ]))
