@@ -15,6 +15,7 @@ import pytest
 from jaxlm.cli import main
 from jaxlm.training.metrics import read_metrics
 from jaxlm.training.trackers import TensorBoard
+from tests.params import first_fast
 from tests.training.support import stopped_after
 
 
@@ -26,6 +27,44 @@ def in_two_starts(preset, run, tracker):
     assert main(arguments) == 0
     assert json.loads((run / "tracker.json").read_text()) == name
     return name["name"]
+
+
+class Package(types.SimpleNamespace):
+    """Stand-in of a tracker's package, which notes its calls; `error` is raised by `log` after step 3."""
+
+    __name__, __spec__ = "wandb", object()
+
+    def __init__(self, error=None):
+        super().__init__(calls=[], error=error)
+
+    def init(self, **options):
+        self.calls.append(("init", options))
+
+    def log(self, values, step):
+        self.calls.append(("log", step))
+        if self.error and step > 3:
+            raise self.error
+
+    def finish(self):
+        self.calls.append(("finish", None))
+
+
+@pytest.mark.parametrize("name", first_fast(["wandb", "trackio"]))
+def test_both_starts_are_one_run_there(name, preset, tmp_path, monkeypatch):
+    """Weights & Biases resumes by id, which its documentation asks to be unique in a project; trackio by name."""
+    monkeypatch.setitem(sys.modules, name, package := Package())
+    run = in_two_starts(preset, tmp_path / "run", name)
+    (_, first), (_, second) = (call for call in package.calls if call[0] == "init")
+    for options in (first, second):
+        config = options.pop("config")
+        assert options == dict(project="jaxlm", name=run, resume="allow") | ({"id": run} if name == "wandb" else {})
+        assert config["train.checkpoint_every"] == 4 and config["objective.model.hidden_size"] == 16
+        assert not [value for value in config.values() if isinstance(value, dict)]
+    assert run.startswith("run-")
+    steps = {name: [step for kind, step in package.calls if kind == name] for name in ("log", "finish")}
+    assert steps == {"log": [1, 3, 6, 9, 12], "finish": [None, None]}
+    starts = [place for place, (kind, _) in enumerate(package.calls) if kind == "init"]
+    assert starts[0] == 0 and package.calls[starts[1] - 1][0] == package.calls[-1][0] == "finish"
 
 
 def test_wandb_offline(preset, tmp_path, monkeypatch):
@@ -71,17 +110,9 @@ def test_tensorboard_goes_on_after_a_full_disk(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_tracker_that_fails_does_not_end_the_run(preset, tmp_path, monkeypatch, capsys):
-    calls = []
-
-    def log(values, step):
-        calls.append(step)
-        if step > 3:
-            raise ConnectionError("no route to host")
-
-    package = types.SimpleNamespace(__name__="wandb", __spec__=object(), init=lambda **kwargs: None, log=log)
-    monkeypatch.setitem(sys.modules, "wandb", package)
+    monkeypatch.setitem(sys.modules, "wandb", package := Package(ConnectionError("no route to host")))
     assert main(["pretrain", str(preset), "--run-dir", str(tmp_path / "run"), "--train.tracker", "wandb"]) == 0
-    assert calls == [1, 3, 6]
+    assert [step for kind, step in package.calls if kind != "init"] == [1, 3, 6]
     assert capsys.readouterr().err.count("wandb gets no further metrics (no route to host)") == 1
     assert read_metrics(tmp_path / "run")[-1]["step"] == 12
 
