@@ -7,12 +7,15 @@ import shutil
 import threading
 from types import SimpleNamespace
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxlm.cli import main
+from jaxlm.objectives.base import Term
 from jaxlm.training import clock
-from jaxlm.training.loop import run_step
+from jaxlm.training.loop import StepLog, run_step
+from jaxlm.training.metrics import Totals
 
 
 @pytest.fixture
@@ -53,6 +56,43 @@ def test_the_first_step_of_each_shape_is_compilation():
         state = run_step(program, state, batches, log, step)
     assert state == 6 and run.phase == "step" and [*log.compiled_steps.values()] == [1, 3, 5]
     assert phases == ["compilation", "step", "compilation", "step", "compilation", "step"]
+
+
+def test_speed_leaves_out_steps_that_compile(now, monkeypatch):
+    """tokens_per_second = steps / their seconds · rows · length, and mfu = their FLOPs / seconds / peak of all devices.
+
+    Steps 1 and 4 have shapes of their own and take 50 s; the others take 2 s, and the evaluation after step 6 takes 7.
+    """
+    monkeypatch.setattr("jaxlm.training.loop.peak_flops", lambda device: 1e3)
+    run, lines = clock.Clock(), {}
+
+    def train_step(state, batch, constants):
+        now[0] += 50 if run.phase == "compilation" else 2
+        return state + 1, dict.fromkeys(("loss", "grad_norm"), Term(jnp.float32(1), jnp.float32(1)))
+
+    train_step.trace = lambda *_: None
+    program = SimpleNamespace(
+        train_step=train_step, constants=(), schedule=lambda step: 0.0, at=lambda step: program,
+        train=SimpleNamespace(replay_every=0, log_every=6, steps=12, skip_nonfinite=0),
+        step_flops=lambda length, rows: 10.0 * length * rows,
+        mesh=SimpleNamespace(devices=np.array([["device"]]), size=4),
+    )
+    log = StepLog(SimpleNamespace(
+        program=program, clock=run, progress=SimpleNamespace(show=lambda *_: None),
+        feed=SimpleNamespace(shape=lambda step: (32, 3 if step < 10 else 5)),
+        writer=SimpleNamespace(write=lambda step, figures: lines.update({step: figures})),
+    ), 0, Totals())
+    batches = iter([np.zeros((2, length)) for length in (8, 8, 8, 16, 8, 16, 8, 8, 8, 8, 8, 8)])
+    for step in range(1, 13):
+        run_step(program, step - 1, batches, log, step)
+        if step in (1, 6, 12):
+            log.finish_previous()
+            with run.during("evaluation"):
+                now[0] += 7
+    assert list(lines) == [1, 6, 12] and "tokens_per_second" not in lines[1] and "mfu" not in lines[1]
+    for step, rows in ((6, 3), (12, 5)):  # 4 steps in 8 s, 6 steps in 12 s
+        assert lines[step]["tokens_per_second"] == pytest.approx(0.5 * rows * 32)
+        assert lines[step]["mfu"] == pytest.approx(0.5 * 10 * rows * 32 / (4 * 1e3))
 
 
 @pytest.mark.slow
