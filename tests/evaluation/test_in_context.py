@@ -73,18 +73,20 @@ def log_likelihood(model, tokenizer, text: str, count: int) -> np.ndarray:
 
 def test_a_choice_is_the_likeliest_continuation(gpt2, prompt_file, tmp_path):
     model, ours, path = gpt2
+    given = [row | {"pieces": [*row["pieces"], "abé 옛"]} for row in ROWS]  # 6 characters, 9 bytes
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in given))
     for normalise in ("none", "tokens", "characters", "bytes"):
         file = prompt_file(kind="choice", prompt="Say {text}:", choices="pieces", answer="label", normalise=normalise)
         result = run(path, file, str(tmp_path / "out.jsonl"))
         rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
         assert result["task"] == "trial" and result["examples"] == 3
-        for source, row in zip(ROWS, rows, strict=True):
+        for source, row in zip(given, rows, strict=True):
             wanted = []
             for choice in source["pieces"]:
                 count = len(ours.tokenizer.encode(f" {choice}"))
                 values = log_likelihood(model, ours.tokenizer, f"Say {source['text']}: {choice}", count)
-                size = {"none": 1, "tokens": count}.get(normalise, len(choice))
-                wanted.append(values.sum() / size)
+                sizes = {"none": 1, "tokens": count, "characters": len(choice), "bytes": len(choice.encode())}
+                wanted.append(values.sum() / sizes[normalise])
             np.testing.assert_allclose(list(row["scores"].values()), wanted, atol=1e-3)
             assert row["prediction"] == str(int(np.argmax(wanted))) and row["gold"] == source["label"]
         assert result["metrics"] == {"accuracy": np.mean([row["prediction"] == row["gold"] for row in rows])}
