@@ -113,6 +113,12 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
+def local_rows(sharding: NamedSharding, batch_size: int) -> np.ndarray:
+    """Return the rows of this process's devices, in order; jax's mesh of a torus may scatter those of a host."""
+    indices = sharding.addressable_devices_indices_map((batch_size,)).values()
+    return np.unique([np.arange(batch_size)[index[0]] for index in indices if index is not None])
+
+
 def replicated(mesh: Mesh) -> NamedSharding:
     """Return the sharding of an array that every device holds whole."""
     return NamedSharding(mesh, PartitionSpec())

@@ -16,8 +16,7 @@ from jaxlm.config.experiment import Experiment, Phase
 from jaxlm.data.base import RowFormat, Source
 from jaxlm.data.batches import Batches
 from jaxlm.objectives.base import Objective
-from jaxlm.parallel.rows import local_rows, place_rows
-from jaxlm.parallel.rules import batch_sharding
+from jaxlm.parallel.rules import batch_sharding, local_rows
 
 
 class Stage(NamedTuple):
@@ -80,7 +79,7 @@ class Feed:
             local = local_rows(self._sharding, stage.batches.batch_size)
             with contextlib.closing(stage.batches.stream(step - stage.phase.after, local)) as stream:
                 count = None if stage.phase.last is None else stage.phase.last - step
-                yield from self._placed(itertools.islice(stream, count), stage.batches, local)
+                yield from self._placed(itertools.islice(stream, count), stage.batches.batch_size)
             step = stage.phase.last  # the last stage has no end
 
     def shape(self, step: int) -> tuple[int, int]:
@@ -126,7 +125,7 @@ class Feed:
         rows = self._held_out_rows(objective.row_format(self.length))
         t, batches = self._train, rows.parts.get(source, rows)
         local = local_rows(self._sharding, batches.batch_size)
-        return self._placed(batches.evaluation(t.batch_size, t.eval_batches, local), batches, local)
+        return self._placed(batches.evaluation(t.batch_size, t.eval_batches, local), batches.batch_size)
 
     def texts(self, count: int) -> list[np.ndarray]:
         """Return the token ids of `count` rows of held-out text, or of the text to train on if none is held out."""
@@ -135,7 +134,11 @@ class Feed:
         rows = zip(batch.tokens[:count], batch.segment_ids[:count], strict=True)
         return [tokens[segments > 0] for tokens, segments in rows]
 
-    def _placed(self, stream: Iterator[Any], batches: Batches, local: np.ndarray) -> Iterator[Any]:
-        place = place_rows(self._sharding, batches.batch_size, local)
+    def _placed(self, stream: Iterator[Any], batch_size: int) -> Iterator[Any]:
+        def place(rows: Any) -> jax.Array:
+            shape = (batch_size, *rows.shape[1:])
+            # `jax.device_put` would compare the rows between all processes, on each call.
+            return jax.make_array_from_process_local_data(self._sharding, np.asarray(rows), shape)
+
         for batch in stream:
-            yield jax.tree.map(lambda array: place(np.asarray(array)), batch)
+            yield jax.tree.map(place, batch)

@@ -19,7 +19,6 @@ from jaxlm.errors import Stopped
 from jaxlm.models.bert import Bert
 from jaxlm.objectives.masked_lm import MaskedLM
 from jaxlm.parallel.mesh import MeshConfig, make_mesh
-from jaxlm.parallel.rows import local_rows, place_rows
 from jaxlm.parallel.rules import batch_sharding
 from jaxlm.runs.pretrain import pretrain
 from jaxlm.runs.resolve import resolve
@@ -64,9 +63,7 @@ def batch_on(mesh, step: int) -> TokenBatch:
     width = OBJECTIVE.row_format(LENGTH).length
     real = np.arange(width) < draw.integers(4, width + 1, ROWS)[:, None]
     tokens = np.where(real, draw.integers(107, VOCABULARY, (ROWS, width)), 0).astype(np.int32)
-    sharding = batch_sharding(mesh)
-    place = place_rows(sharding, ROWS, local_rows(sharding, ROWS))
-    return TokenBatch(place(tokens), place(real.astype(np.int32)))
+    return jax.device_put(TokenBatch(tokens, real.astype(np.int32)), batch_sharding(mesh))
 
 
 def digest(tree) -> str:
