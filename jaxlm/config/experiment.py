@@ -239,11 +239,6 @@ class Phase(NamedTuple):
         return any(name.startswith(prefixes) for name in self.changes)
 
     @property
-    def has_objective(self) -> bool:
-        """Whether it has an objective of its own."""
-        return "objective" in self.changes
-
-    @property
     def has_schedule(self) -> bool:
         """Whether it has a learning-rate schedule of its own."""
         return self.sets(*_OF_SCHEDULE)

@@ -188,9 +188,3 @@ class Data:
         It has the arrays of a batch of the source, as numpy arrays, and full rows.
         """
         raise NotImplementedError
-
-
-def random_tokens(rows: int, length: int, vocabulary: Vocabulary) -> np.ndarray:
-    """Sample text tokens uniformly with a fixed seed: int32 [rows, length]."""
-    text = np.setdiff1d(np.flatnonzero(~vocabulary.special), [vocabulary.unk])
-    return np.random.default_rng(0).choice(text, (rows, length)).astype(np.int32)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from etils import epath
 
-from jaxlm.data.base import Data, RowFormat, Source, random_tokens
+from jaxlm.data.base import Data, RowFormat, Source
 from jaxlm.data.cache import cache_folder
 from jaxlm.data.corpus import SOURCES, Corpus, open_corpus
 from jaxlm.data.describe import describe_text
@@ -308,7 +308,8 @@ class TextData(Data):
 
     def synthetic(self, rows: int, row_format: RowFormat, vocabulary: Vocabulary) -> TokenBatch:
         """Return full rows of random text tokens, one document each; see `jaxlm.data.base.Data`."""
-        tokens = random_tokens(rows, row_format.length, vocabulary)
+        text = np.setdiff1d(np.flatnonzero(~vocabulary.special), [vocabulary.unk])
+        tokens = np.random.default_rng(0).choice(text, (rows, row_format.length)).astype(np.int32)
         return TokenBatch(tokens, np.indices(tokens.shape, np.int32)[0] + 1)
 
     def _trained_tokenizer(self, symbols: Sequence[str], report: Report) -> Tokenizer:

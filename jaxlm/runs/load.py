@@ -107,7 +107,7 @@ def load_run(path: str | os.PathLike[str], mesh: Sizes = None) -> PretrainedMode
     if step:  # a phase may have changed the model's function, such as the base of its rotary positions
         phase = dataclasses.replace(experiment, objective=objective).phase_at(step)
         own, model = phase.experiment.objective, phase.experiment.objective.model.with_execution(attention="auto")
-        objective = dataclasses.replace(own if phase.has_objective else objective, model=model)
+        objective = dataclasses.replace(own if "objective" in phase.changes else objective, model=model)
         found = leaves(params)
         shapes = jax.eval_shape(objective.init, jax.random.key(0))
         params = jax.tree_util.tree_map_with_path(lambda path, _: found[path_string(path)], shapes)

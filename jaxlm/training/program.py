@@ -177,7 +177,7 @@ class Program:
         self.constants = run.constants if run else place(constants, shardings(constants, mesh))
         self.compiler_options = compiler_options(mesh, train.deterministic)
         self.train_step, self.replay_step = make_train_step(self), make_train_step(self, replay=True)
-        has_own = phase is None or phase.has_objective
+        has_own = phase is None or "objective" in phase.changes
         self.eval_objective = objective if has_own else dataclasses.replace(run.objective, model=objective.model)
         parts = (run or self).train.accumulate  # of the run, as its batches of held-out rows
         self.eval_microbatches = parts if self.eval_objective.is_separable else 1
