@@ -16,8 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from jaxlm.commands.common import (
@@ -81,12 +80,16 @@ def main(arguments: list[str]) -> None:
         elif options.task is None:
             if options.limit:
                 raise UserError("--limit is for prompts and vectors; give --task FILE, or leave it out.")
+            from jaxlm.runs.resolve import open_evaluation
+            from jaxlm.tasks.evaluate import answer_rows, compare, evaluate
+
             if options.against is None:
-                result = evaluate_run(options.model, rest, options.predictions, options.bootstrap, mesh)
+                result = evaluate(open_evaluation(options.model, rest, mesh), options.predictions, options.bootstrap)
             elif options.predictions:
                 raise UserError("--predictions is for one model; leave out --against.")
             else:
-                result = compare_runs(options.model, options.against, rest, options.bootstrap or RESAMPLES, mesh)
+                answers = (answer_rows(open_evaluation(path, rest, mesh)) for path in (options.model, options.against))
+                result = compare(*answers, options.bootstrap or RESAMPLES)
         else:
             if options.bootstrap or options.against:
                 raise UserError("--bootstrap and --against are for fine-tuned models; leave them out with --task.")
@@ -97,17 +100,6 @@ def main(arguments: list[str]) -> None:
             result = run(options.model, options.task, options.predictions or "", options.limit, mesh)
     if jax.process_index() == 0:
         print(json.dumps(result)) if options.json else print_result(result)
-
-
-def evaluate_run(
-    path: str | os.PathLike[str], flags: list[str] | None = None, predictions: str | None = None, resamples: int = 0,
-    mesh: Mapping[str, int] = {},
-) -> dict[str, Any]:
-    """Return the result of a fine-tuned model on its held-out rows, or on those of `--data.source`."""
-    from jaxlm.runs.resolve import open_evaluation
-    from jaxlm.tasks.evaluate import evaluate
-
-    return evaluate(open_evaluation(path, flags or [], mesh), predictions, resamples)
 
 
 def evaluate_vectors(options: argparse.Namespace) -> dict[str, Any]:
@@ -128,17 +120,6 @@ def evaluate_vectors(options: argparse.Namespace) -> dict[str, Any]:
     columns = [name.strip() for name in options.columns.split(",") if name.strip()]
     return evaluate(encode, options.vectors, columns, options.limit, options.predictions, options.bootstrap,
                     is_cosine=similarity in ("", "cosine"))
-
-
-def compare_runs(
-    path: str, other: str, flags: list[str], resamples: int, mesh: Mapping[str, int] = {}
-) -> dict[str, Any]:
-    """Return the result of the model `path` beside that of `other`; see `jaxlm.tasks.evaluate.compare`."""
-    from jaxlm.runs.resolve import open_evaluation
-    from jaxlm.tasks.evaluate import answer_rows, compare
-
-    answers = (answer_rows(open_evaluation(model_path, flags, mesh)) for model_path in (path, other))
-    return compare(*answers, resamples)
 
 
 def print_result(result: dict[str, Any]) -> None:
