@@ -142,7 +142,7 @@ def _block(counts: tuple[int, ...], seed: int, number: int) -> tuple[np.ndarray,
 
 
 class _MixedRows:
-    """Rows of several sources, numbered one source after the other; see `jaxlm.data.batches.Rows`.
+    """Rows of several sources, numbered one source after the other; see `jaxlm.data.batches.RowTable`.
 
     Attributes:
         starts: number of the first row of each source.
