@@ -1,4 +1,4 @@
-"""Fine-tunings that belong together: of several values of a field, and of several seeds."""
+"""Fine-tuning of a task: one run, or those of several values of a field and of several seeds."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from etils import epath
 
 from jaxlm.config.experiment import Resolved
 from jaxlm.data.labelled import good_rows, refuse_same_file, shared_rows
-from jaxlm.errors import UserError
+from jaxlm.errors import Stopped, UserError
+from jaxlm.parallel.hosts import main_first
 from jaxlm.paths import any_path
-from jaxlm.runs.finetune import finetune
+from jaxlm.runs.folder import write_metadata
+from jaxlm.runs.load import load_run
+from jaxlm.runs.pretrain import pretrain
 from jaxlm.runs.resolve import open_evaluation
-from jaxlm.tasks.evaluate import Result, evaluate
+from jaxlm.tasks.evaluate import Evaluation, Result, evaluate
 from jaxlm.training.loop import NotFinite
 from jaxlm.training.metrics import best_step
 from jaxlm.types import Report
@@ -86,6 +89,35 @@ def fine_tune_all(
             report(remark)
         result["test"] = evaluate(open_evaluation(folder, ["--data.source", test]), None, resamples)
     return result
+
+
+def finetune(resolved: Resolved, run_dir: epath.Path) -> Evaluation | None:
+    """Train a task, or finish its run, and return its evaluation; None if no rows are held out.
+
+    The parameters are those that `load_run` would read: the trained ones from memory, or those of the best checkpoint
+    (see `TrainConfig.uses_best`).
+
+    Raises:
+        UserError, Stopped: as `pretrain`.
+    """
+    session, _, state, _, metadata, signal = pretrain(resolved, run_dir)
+    if signal:
+        raise Stopped(signal)
+    if not session.source.records["held_out"]:
+        return None
+    t = session.kept.train
+    main_first(lambda: None, "close the metrics", everywhere=False)  # all choose the best step by them
+    best = load_run(session.run.path, {}) if t.uses_best else None
+    params, step = (best.params, best.step) if best else (state.eval_params, int(state.step))
+    # The attention kernel was chosen for training.
+    task = dataclasses.replace(session.objective, model=session.objective.model.with_execution(attention="auto"))
+    evaluation = Evaluation(task, params, session.source, session.experiment.data, t.batch_size)
+    chosen = task.choose(params, session.source, session.experiment.data.length, t.batch_size)
+    if chosen and jax.process_index() == 0:
+        write_metadata(session.run.path, metadata | {"chosen": chosen | {"step": step}})
+        shown = ", ".join(f"{name} {value:g}" for name, value in chosen.items())
+        print(f"Chosen on the {len(session.source.records['held_out']):,} held-out rows: {shown}")
+    return evaluation._replace(task=dataclasses.replace(task, **chosen))
 
 
 def _train(training: Training, resamples: int, finished: Callable[[epath.Path], None]) -> Result:

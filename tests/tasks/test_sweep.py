@@ -101,7 +101,7 @@ def test_runs_share_rows_and_are_evaluated_from_memory(models, rows, tmp_path, c
     monkeypatch.setattr(Classification, "encode", counted)
     flags = ["--sweep", "optimizer.learning-rate=1e-8,1e-2", "--seeds", "2", "--data.length", "40"]
     with monkeypatch.context() as patch:
-        patch.setattr("jaxlm.runs.finetune.load_run", fail)
+        patch.setattr("jaxlm.runs.sweep.load_run", fail)
         assert finetune("classify", rows["classify"], models("bert"), tmp_path / "runs", *flags) == 0
     assert encoded == [36, 4]
     figures, found = result(capsys)["sweep"], []
