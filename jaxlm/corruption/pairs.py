@@ -55,10 +55,10 @@ class Segments(NamedTuple):
 
 
 def at_source(
-    values: Int[Array, "batch length"], source: Int[Array, "batch positions"], fill: int
+    values: Int[Array, "batch length"], source: Int[Array, "batch positions"]
 ) -> Int[Array, "batch positions"]:
-    """Return what belongs to each token of a row of `Pairs` or `Segments`, from an array beside the text's tokens."""
-    return jnp.where(source < 0, fill, values.reshape(-1)[source])
+    """Return the value of each token of `Pairs` or `Segments` in an array beside the text's tokens; -1 for none."""
+    return jnp.where(source < 0, -1, values.reshape(-1)[source])
 
 
 def shorten(key: jax.Array, batch: TokenBatch, *, rate: float, least: int) -> TokenBatch:
@@ -121,9 +121,9 @@ def sentence_pairs(
 
 def ordered_pairs(
     key: jax.Array, batch: TokenBatch, word_start: Bool[Array, " vocab"], sentence_end: Bool[Array, " vocab"], *,
-    cls: int, sep: int, pad: int, swap_rate: float = 0.5,
+    cls: int, sep: int, pad: int,
 ) -> Pairs:
-    """Split each row in two parts and swap them with probability `swap_rate`.
+    """Split each row in two parts and swap them with probability 0.5.
 
     Both parts are whole sentences, or whole words in rows with too few sentences. Text before the first start and after
     the last one is dropped, since the places where text breaks off would reveal the order.
@@ -142,7 +142,7 @@ def ordered_pairs(
     tokens, sizes = jnp.where(at_sentence[:, None], inner, words), jnp.where(at_sentence, inner_sizes, word_sizes)
     size_a = jnp.where(at_sentence, size_a, middle)
     has_pair = sizes >= 2
-    is_swapped = jax.random.bernoulli(key_swap, float(swap_rate), sizes.shape) & has_pair
+    is_swapped = jax.random.bernoulli(key_swap, 0.5, sizes.shape) & has_pair
     # `a` is the part that comes first in the new row.
     row, trimmed = jnp.arange(sizes.size), jnp.where(at_sentence, inner_start, first_word)
     a = _Part(tokens, row, trimmed, jnp.where(is_swapped, size_a, 0), jnp.where(is_swapped, sizes - size_a, size_a))

@@ -51,7 +51,6 @@ class Batches:
         table: rows to draw from.
         batch_size: rows of a batch over all hosts.
         first: place in the sequence of rows at which batch 0 begins.
-        raw_length: tokens of a row.
         num_rows: number of rows to draw from.
         parts: batches of each source of a mixture.
         shares: share of each of them in an evaluation; of one source, which has the name "".
@@ -84,7 +83,6 @@ class Batches:
         self._rows_per_part = 2 if both_ways else 1
         self.first = 0
         self.batch_size = batch_size
-        self.raw_length = table.length
         self.num_rows = table.count
 
     def after(self, rows: int, batch_size: int) -> Self:
@@ -162,7 +160,7 @@ class Batches:
         """
         if self.num_rows < batch_size:
             raise UserError(
-                f"The text has {self.num_rows:,} windows of {self.raw_length} tokens, fewer than the {batch_size:,} "
+                f"The text has {self.num_rows:,} windows of {self.table.length} tokens, fewer than the {batch_size:,} "
                 "rows of a batch, each of which reads a part of its own; lower train.batch_size or give more text."
             )
         parts = batch_size // self._rows_per_part

@@ -83,8 +83,6 @@ class Store:
             UserError: the folder has no store, one of another version, a damaged one, or one of nothing but [UNK].
         """
         self.folder = os.fspath(folder)
-        if not is_finished(folder):
-            raise UserError(f"{self.folder} holds no finished token store.")
         self.manifest: Mapping[str, Any] = read_facts(epath.Path(folder) / MANIFEST, FORMAT)
         self._shards = [f"{os.fspath(shards)}/{name}" for name, _ in self.manifest["shards"]]
         self.fingerprint: str = self.manifest["fingerprint"]

@@ -281,7 +281,7 @@ def _score_masked(
     v = objective.vocabulary
     v.require("mask", "cls", "sep", "pad", purpose="scoring texts")
     texts = [[v.cls, *pair.context, *pair.targets, v.sep] for pair in pairs]
-    longest = max(map(len, texts), default=0)
+    longest = max(map(len, texts))
     if longest > limit:
         raise UserError(f"a text has {longest} tokens with special tokens, but the model takes {limit}; shorten it.")
     scored = [(i, 1 + len(pair.context) + k) for i, pair in enumerate(pairs) for k in range(len(pair.targets))]

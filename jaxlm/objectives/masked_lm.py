@@ -179,7 +179,7 @@ class MaskedLM(Objective):
             if is_packed:
                 example |= {"attention_mask": (documents > 0).astype(jnp.int32), "documents": documents}
             if batch.entities is not None:
-                example["entities"] = at_source(batch.entities, source, -1)
+                example["entities"] = at_source(batch.entities, source)
         return example | self.mask(key_mask, example)._asdict()
 
     def mask(self, key: jax.Array, example: Example) -> Masked:

@@ -52,7 +52,7 @@ class PairTask:
         pairs = self.make_pairs(
             key, batch, jnp.asarray(v.word_start), jnp.asarray(v.sentence_end), cls=v.cls, sep=v.sep, pad=v.pad
         )
-        entities = {} if batch.entities is None else {"entities": at_source(batch.entities, pairs.source, -1)}
+        entities = {} if batch.entities is None else {"entities": at_source(batch.entities, pairs.source)}
         return entities | {
             "input_ids": pairs.input_ids,
             "token_type_ids": pairs.token_type_ids,

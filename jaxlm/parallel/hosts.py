@@ -86,7 +86,7 @@ def join_processes() -> None:
         # jax's service would swallow SIGTERM until the first step; see `share_signals`.
         jax.config.update("jax_enable_preemption_service", False)
         # jax's own timeout aborts with a C++ stack.
-        with _patience(state, seconds, JOIN_SECONDS, 1, "Start all at the same time, each with an index of its own."):
+        with _patience(state, seconds, JOIN_SECONDS, "Start all at the same time, each with an index of its own."):
             jax.distributed.initialize(
                 *(processes or ()), initialization_timeout=seconds + 60, coordinator_bind_address=bind,
                 heartbeat_timeout_seconds=_seconds(HEARTBEAT_SECONDS, 100),
@@ -116,7 +116,7 @@ def start_devices() -> None:
     """
     seconds = _seconds(JOIN_SECONDS, 300)
     state = "jax waits for its devices; on a TPU slice of several hosts all must start"
-    with _patience(state, seconds, JOIN_SECONDS, 1, "JAX_PLATFORMS=cpu looks at a run from one host."):
+    with _patience(state, seconds, JOIN_SECONDS, "JAX_PLATFORMS=cpu looks at a run from one host."):
         jax.devices()
     if jax.process_count() > 1 and not jax.distributed.is_initialized():
         raise UserError(
@@ -144,8 +144,8 @@ def _hold_place() -> None:
 
 
 @contextlib.contextmanager
-def _patience(state: str, seconds: int, variable: str, code: int, advice: str) -> Iterator[None]:
-    """Log every `LOG_SECONDS` that the block still waits, and exit with `code` after `seconds`."""
+def _patience(state: str, seconds: int, variable: str, advice: str) -> Iterator[None]:
+    """Log every `LOG_SECONDS` that the block still waits, and exit with 1 after `seconds`."""
     ended = threading.Event()
 
     def watch() -> None:
@@ -154,7 +154,7 @@ def _patience(state: str, seconds: int, variable: str, code: int, advice: str) -
             left -= LOG_SECONDS
             if left <= 0:
                 log(f"{state}; gave up after {seconds} s. {advice}")
-                return os._exit(code)
+                return os._exit(1)
             log(f"{state}, {seconds - left:.0f} s so far of up to {seconds} ({variable}).")
 
     threading.Thread(target=watch, name="jaxlm-wait", daemon=True).start()
@@ -282,7 +282,7 @@ def wait_for_all(reason: str, remark: str = "") -> None:
     from orbax.checkpoint import multihost  # imported late: other commands need no orbax
 
     limit, state = _seconds(WAIT_SECONDS, 86_400), f"process {jax.process_index()}{remark} waits for {reason}"
-    with _patience(state, limit, WAIT_SECONDS, 1, "Run the same command to go on."):  # the others give up too
+    with _patience(state, limit, WAIT_SECONDS, "Run the same command to go on."):  # the others give up too
         multihost.get_barrier_sync_fn()(key=f"jaxlm {reason}", timeout_ms=1000 * (limit + 600))
 
 

@@ -158,14 +158,14 @@ def per_layer(transform: optax.GradientTransformation) -> optax.GradientTransfor
     return optax.stateless(lambda updates, params: jax.tree_util.tree_map_with_path(update, updates, params))
 
 
-def scale_by_parameter_rms(min_scale: float = 1e-3) -> optax.GradientTransformation:
-    """Multiply each update by max(RMS of its parameter, min_scale) (Shazeer & Stern 2018, section 8).
+def scale_by_parameter_rms() -> optax.GradientTransformation:
+    """Multiply each update by max(RMS of its parameter, 1e-3) (Shazeer & Stern 2018, section 8).
 
     optax.scale_by_param_block_rms computes the RMS twice, for a gradient at zero: 3 of the 22 ms of T5-1.1-base's step
     on a v5e by the compiler's estimate.
     """
     def scale(update: jax.Array, param: jax.Array) -> jax.Array:
-        return update * jnp.maximum(jnp.sqrt(jnp.mean(jnp.square(param))), min_scale)
+        return update * jnp.maximum(jnp.sqrt(jnp.mean(jnp.square(param))), 1e-3)
 
     return optax.stateless(lambda updates, params: jax.tree.map(scale, updates, params))
 

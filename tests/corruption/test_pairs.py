@@ -78,7 +78,7 @@ def test_what_belongs_to_a_token_goes_where_the_token_goes(single):
     swapped = 0
     for seed in range(10):
         p = pairs(seed, b, single=single)
-        copied = np.asarray(at_source(jnp.asarray(b.tokens), jnp.asarray(p.source), -1))
+        copied = np.asarray(at_source(jnp.asarray(b.tokens), jnp.asarray(p.source)))
         is_text = ~np.isin(p.input_ids, [CLS, SEP, PAD])
         np.testing.assert_array_equal(copied, np.where(is_text, p.input_ids, -1))
         swapped += p.label.sum()

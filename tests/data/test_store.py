@@ -415,5 +415,5 @@ def test_a_store_of_another_version_is_refused(tmp_path):
 
 
 def test_a_folder_without_a_store(tmp_path):
-    with pytest.raises(UserError, match="no finished token store"):
+    with pytest.raises(UserError, match=r"manifest\.json is missing"):
         Store(tmp_path / "s", tmp_path / "shards")
