@@ -232,7 +232,7 @@ def main_first(action: Callable[[], Result], task: str, everywhere: bool = True)
 
     If it fails on one it fails on all, so that none waits forever.
 
-    `task` is what it does, for `wait_for_all`, such as "prepare the text".
+    `task` is what it does, for messages, such as "prepare the text".
 
     Returns:
         The result, or None where `action` was not run.
@@ -250,16 +250,25 @@ def check_main_output(*arguments: Any, **options: Any) -> None:
 def together(action: Callable[[], Result], reason: str) -> Result:
     """Run `action` on all processes at the same time, and wait for all; if it fails on one it fails on all.
 
-    `reason` is that of `wait_for_all`.
+    They wait on their hosts, for hours if need be, since a collective on the devices has the platform's time limit. A
+    process says every `LOG_SECONDS` that it waits, and exits with 1 after JAXLM_WAIT_SECONDS. If one is lost, jax ends
+    the others.
+
+    `reason` is what a process waits for, such as "process 0 to prepare the text", the same for all.
     """
     if jax.process_count() == 1:
         return action()
+    from orbax.checkpoint import multihost  # imported late: other commands need no orbax
+
     result, failure = None, None
     try:
         result = action()
     except Exception as error:
         failure = error
-    wait_for_all(reason, f" has failed ({cause(failure)}) and" if failure else "")
+    remark = f" has failed ({cause(failure)}) and" if failure else ""
+    limit, state = _seconds(WAIT_SECONDS, 86_400), f"process {jax.process_index()}{remark} waits for {reason}"
+    with _patience(state, limit, WAIT_SECONDS, "Run the same command to go on."):  # the others give up too
+        multihost.get_barrier_sync_fn()(key=f"jaxlm {reason}", timeout_ms=1000 * (limit + 600))
     code = 0 if failure is None else getattr(failure, "exit_code", 1)
     codes = multihost_utils.process_allgather(np.int32(code))
     if failure is not None:
@@ -268,22 +277,6 @@ def together(action: Callable[[], Result], reason: str) -> Result:
         code = 1 if 1 in codes else int(codes.max())
         raise UserError(f"process {np.argmax(codes == code)} stopped; its output says why.", code)
     return result
-
-
-def wait_for_all(reason: str, remark: str = "") -> None:
-    """Wait until all processes have called this, for hours if need be.
-
-    They wait on their hosts, since a collective on the devices has the platform's time limit. A process says every
-    `LOG_SECONDS` that it waits, and exits with 1 after JAXLM_WAIT_SECONDS. If one is lost, jax ends the others.
-
-    `reason` is what the process waits for, such as "process 0 to prepare the text", the same for all; `remark` stands
-    before it in what this one says.
-    """
-    from orbax.checkpoint import multihost  # imported late: other commands need no orbax
-
-    limit, state = _seconds(WAIT_SECONDS, 86_400), f"process {jax.process_index()}{remark} waits for {reason}"
-    with _patience(state, limit, WAIT_SECONDS, "Run the same command to go on."):  # the others give up too
-        multihost.get_barrier_sync_fn()(key=f"jaxlm {reason}", timeout_ms=1000 * (limit + 600))
 
 
 def require_same(facts: Mapping[str, Any]) -> None:

@@ -300,7 +300,9 @@ def test_a_wait_says_what_it_waits_for_and_ends(monkeypatch, capsys):
     monkeypatch.setattr(hosts.os, "_exit", lambda code: code == 1 and ended.set())
     monkeypatch.setattr("orbax.checkpoint.multihost.get_barrier_sync_fn", lambda: lambda **wait: ended.wait(20))
     monkeypatch.setenv(hosts.WAIT_SECONDS, "2")
-    hosts.wait_for_all("process 0 to prepare the text")
+    monkeypatch.setattr(hosts.jax, "process_count", lambda: 2)
+    monkeypatch.setattr(hosts.multihost_utils, "process_allgather", lambda code: np.array([code, code]))
+    hosts.together(lambda: None, "process 0 to prepare the text")
     said = capsys.readouterr().err.splitlines()
     assert ended.is_set() and len(said) == 2 and "gave up after 2 s" in said[1]
     assert said[0] == (
