@@ -76,6 +76,7 @@ class Ernie(Encoder):
 
     @property
     def entity_width(self) -> int:
+        """Width of the entity vectors."""
         return self.entity_hidden_size
 
     @property

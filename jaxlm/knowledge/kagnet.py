@@ -76,6 +76,7 @@ class KagNet(MultipleChoice):
 
     @property
     def frozen_params(self) -> tuple[str, ...]:
+        """Names of parameters that are not trained: the encoder's, unless `train_encoder`."""
         return () if self.train_encoder else tuple(jax.eval_shape(self.model.init_task, jax.random.key(0)))
 
     @property

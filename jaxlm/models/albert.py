@@ -28,6 +28,7 @@ class Albert(Encoder):
         "base": transformer_sizes(12, 768), "large": transformer_sizes(24, 1024),
         "xlarge": transformer_sizes(24, 2048), "xxlarge": transformer_sizes(12, 4096),
     }
+    has_projection = True  # as in Transformers, even if the widths are equal
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -39,7 +40,3 @@ class Albert(Encoder):
     @property
     def embedding_width(self) -> int:
         return self.embedding_size
-
-    @property
-    def has_projection(self) -> bool:
-        return True  # as in Transformers, even if the widths are equal

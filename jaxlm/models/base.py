@@ -123,6 +123,12 @@ class Model:
 
     has_encoder: ClassVar[bool] = False
     """Whether an encoder reads the prompt and a decoder generates the text."""
+    writes_answers: ClassVar[bool] = False
+    """Whether the model can write the answer to a task as text."""
+    entity_width: ClassVar[int] = 0
+    """Width of the entity vectors that the model reads beside tokens; 0 for a model that reads none."""
+    execution: ClassVar[Mapping[str, Any]] = {}
+    """The values of the `ExecutionConfig` fields; empty for a model without attention layers."""
 
     plan_depths: ClassVar[tuple[int, int]] = (2, 4)
     """Numbers of layers from which `jaxlm plan --extrapolate` extrapolates: even, since GPT-3's layers alternate."""
@@ -146,11 +152,6 @@ class Model:
         return getattr(self, "max_positions", None)
 
     @property
-    def entity_width(self) -> int:
-        """Width of the entity vectors that the model reads beside tokens; 0 for a model that reads none."""
-        return 0
-
-    @property
     def fine_tuning(self) -> FineTuning | None:
         """Input format and classifier of tasks; None if the model has no classifier for tasks."""
         return FineTuning(self.template)
@@ -163,11 +164,6 @@ class Model:
     def text_params(self, params: Params) -> Params:
         """Return the parameters of `text_model`."""
         return params
-
-    @property
-    def writes_answers(self) -> bool:
-        """Whether the model can write the answer to a task as text."""
-        return False
 
     def complete_inputs(self, inputs: Inputs, vocabulary: Vocabulary) -> Inputs:
         """Return `inputs` with the model's further inputs, such as characters, and with the mask of the padding.
@@ -183,11 +179,6 @@ class Model:
     def init_task(self, key: jax.Array) -> Params:
         """Return fresh parameters for fine-tuning: no output layers, plus any that only tasks train (ELMo's mix)."""
         return {name: leaf for name, leaf in self.init(key).items() if name not in self.output_params}
-
-    @property
-    def execution(self) -> dict[str, Any]:
-        """The values of the `ExecutionConfig` fields; empty for a model without attention layers."""
-        return {}
 
     def with_execution(self, **changes: Any) -> Self:
         """Return a copy with other values of the `execution` fields; the model ignores fields that it lacks."""
@@ -287,6 +278,7 @@ class Writer(TokenPredictor):
 
     @property
     def writes_answers(self) -> bool:
+        """Whether the model can write the answer to a task as text."""
         return self.has_encoder or self.is_causal
 
     def decoder_start(self, vocabulary: Vocabulary) -> int:

@@ -12,7 +12,7 @@ from jaxlm.fields import field
 from jaxlm.models.base import FineTuning, Inputs, Model
 from jaxlm.models.encoder import Encoder
 from jaxlm.models.heads import Head, TwoLayerHead
-from jaxlm.models.layers.config import PlainActivation, TransformerConfig, check_heads, transformer_sizes
+from jaxlm.models.layers.config import TransformerConfig, check_heads, transformer_sizes
 from jaxlm.types import Params
 
 Network = Literal["generator", "discriminator"]
@@ -29,13 +29,11 @@ class ElectraEncoder(Encoder):
     embedding_size: int = 768
     """Width of the embeddings, which a dense layer maps to hidden_size if the two differ."""
 
+    head_activation = "gelu"
+
     @property
     def embedding_width(self) -> int:
         return self.embedding_size
-
-    @property
-    def head_activation(self) -> PlainActivation:
-        return "gelu"
 
     @property
     def fine_tuning(self) -> FineTuning:

@@ -44,7 +44,10 @@ class Encoder(TransformerConfig, TokenPredictor):
     )
     """Special symbols around one and two texts."""
 
-    # Choices of a family for all its sizes, which subclasses override by a property or a field.
+    # Choices of a family for all its sizes, which subclasses override by a property, an attribute or a field.
+
+    first_position: ClassVar[int] = 0
+    """Row of the position embedding for the first token."""
 
     @property
     def embedding_width(self) -> int:
@@ -55,11 +58,6 @@ class Encoder(TransformerConfig, TokenPredictor):
     def has_projection(self) -> bool:
         """Whether a dense layer maps the embeddings to hidden_size, as it must if their width differs."""
         return self.embedding_width != self.hidden_size
-
-    @property
-    def first_position(self) -> int:
-        """Row of the position embedding for the first token."""
-        return 0
 
     @property
     def head_activation(self) -> PlainActivation:

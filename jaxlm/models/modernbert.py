@@ -89,6 +89,7 @@ class ModernBert(Encoder):
         **{f"ettin-{name}": size | {"local_theta": 160_000.0} for name, size in ETTIN.items()},
         "mmbert-small": MMBERT | sizes(22, 384, 6, 1152), "mmbert-base": MMBERT | sizes(22, 768, 12, 1152),
     }
+    head_activation = "gelu"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -101,10 +102,6 @@ class ModernBert(Encoder):
     @property
     def summary_token(self) -> str:
         return "mean" if self.classifier_pooling == "mean" else "first"
-
-    @property
-    def head_activation(self) -> PlainActivation:
-        return "gelu"
 
     @property
     def fine_tuning(self) -> FineTuning:

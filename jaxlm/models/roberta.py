@@ -11,7 +11,7 @@ from jaxtyping import Array, Int
 from jaxlm.fields import field
 from jaxlm.models.base import FineTuning, Inputs
 from jaxlm.models.encoder import Encoder
-from jaxlm.models.layers.config import PlainActivation, transformer_sizes
+from jaxlm.models.layers.config import transformer_sizes
 from jaxlm.tokenizers.template import Template
 from jaxlm.tokenizers.vocabulary import Vocabulary
 
@@ -37,6 +37,7 @@ class Roberta(Encoder):
     )
     """Special symbols around one and two texts."""
     published_sizes: ClassVar = {"base": transformer_sizes(12, 768), "large": transformer_sizes(24, 1024)}
+    head_activation = "gelu"
 
     @property
     def fine_tuning(self) -> FineTuning:
@@ -44,6 +45,7 @@ class Roberta(Encoder):
 
     @property
     def first_position(self) -> int:
+        """Row of the position embedding for the first token."""
         return self.padding_id + 1
 
     def _positions(self, inputs: Inputs) -> Int[Array, "#batch length"]:
@@ -52,10 +54,6 @@ class Roberta(Encoder):
             return super()._positions(inputs)
         mask = inputs.mask.astype(jnp.int32)
         return self.padding_id + mask * jnp.cumsum(mask, axis=1)
-
-    @property
-    def head_activation(self) -> PlainActivation:
-        return "gelu"
 
     def for_vocabulary(self, vocabulary: Vocabulary) -> Self:
         return dataclasses.replace(super().for_vocabulary(vocabulary), padding_id=max(vocabulary.pad, 0))

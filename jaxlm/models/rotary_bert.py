@@ -72,10 +72,7 @@ class Gte(RotaryBert):
     published_sizes: ClassVar = {"multilingual-base": dict(
         vocab_size=250_048, activation="gelu", max_positions=8192, type_vocab_size=1, dropout=0.1, rope_theta=160_000.0,
     )}
-
-    @property
-    def head_activation(self) -> PlainActivation:
-        return "gelu"
+    head_activation = "gelu"
 
     @property
     def stack(self) -> StackConfig:

@@ -124,6 +124,8 @@ class Objective:
     private_params: ClassVar[tuple[str, ...]] = ()
     """Names of parameters such as heads for training only. An export omits them, and those that base classes name,
     where the table of the Transformers class has no such parameters."""
+    frozen_params: ClassVar[tuple[str, ...]] = ()
+    """Patterns of names of parameters that are not trained, as `OptimizerConfig.freeze`."""
     is_separable: ClassVar[bool] = True
     """Whether the loss of a batch is that of its microbatches added up. An objective that compares the rows of a batch
     with each other has a field `chunks` instead, the number of parts that its model reads one after another."""
@@ -147,11 +149,6 @@ class Objective:
 
     def __post_init__(self) -> None:
         check_ranges(self, "objective.")
-
-    @property
-    def frozen_params(self) -> tuple[str, ...]:
-        """Patterns of names of parameters that are not trained, as `OptimizerConfig.freeze`."""
-        return ()
 
     def vector_settings(self, length: int | None) -> Vectors | None:
         """Return the settings of the text vectors that are trained, for texts of `length` tokens; None if none are."""

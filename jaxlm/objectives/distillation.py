@@ -79,6 +79,7 @@ class Distillation(MaskedLM):
 
     @property
     def preference(self) -> Float[Array, " vocab"] | None:
+        """Relative probability of masking each token: that of rare ones is higher; None for uniform."""
         if self.statistics is None or not self.rarity:
             return None
         return jnp.asarray(np.maximum(self.statistics.token_counts, 1.0) ** -self.rarity, jnp.float32)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import jax
 import jax.numpy as jnp
@@ -80,6 +80,8 @@ class MaskedLM(Objective):
     token_losses = ("mlm_loss",)
     answer_kind = "masks"
     is_causal = False
+    preference: ClassVar[Float[Array, " vocab"] | None] = None
+    """Relative probability of masking each token; None for uniform."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -109,11 +111,6 @@ class MaskedLM(Objective):
     def never_masked(self) -> Bool[np.ndarray, " vocab"]:
         """Tokens that are never masked, by id."""
         return self.vocabulary.special
-
-    @property
-    def preference(self) -> Float[Array, " vocab"] | None:
-        """Relative probability of masking each token; None for uniform."""
-        return None
 
     def with_pretrained_model(self, source: PretrainedModel) -> Self:
         """Return a copy with the pretrained model, and with rows of one segment if it has no segment types."""

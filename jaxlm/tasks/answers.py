@@ -199,6 +199,7 @@ class Answers(Task):
 
     name = "answers"
     use_pooling = False
+    num_logits = 2
     longest_text = 48
     gold_value = "answers"
     private_params = ("kind_classifier",)
@@ -223,10 +224,6 @@ class Answers(Task):
     def text_template(self) -> Template:
         # Transformers' scripts give a tokenizer that pads on the left the passage as its first text.
         return super().template_for(self.vocabulary) if self.template.padding_side == "left" else self.template
-
-    @property
-    def num_logits(self) -> int:
-        return 2
 
     def encode(self, records: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[EncodedExample]:
         passages = list(dict.fromkeys(record.values["passage"] for record in records))

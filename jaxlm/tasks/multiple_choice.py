@@ -82,12 +82,9 @@ class MultipleChoice(PooledTask):
 
     name = "multiple_choice"
     use_input_dropout = False
+    num_logits = 1
     num_texts = 4
     """As in SWAG; the FLOPs of rows with other numbers of choices are in proportion."""
-
-    @property
-    def num_logits(self) -> int:
-        return 1
 
     def texts(self, record: Record) -> list[tuple[str, ...]]:
         text, question, choices = (record.values[name] for name in ("text", "question", "choices"))
