@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,8 +39,7 @@ class DecoderState(NamedTuple):
 class CachedWriter(Writer):
     """Decoder with a key/value cache; a family gives it `stack`, and `_embeddings` or `_run_tokens`."""
 
-    template: ClassVar[Template] = Template(needs=("eos",))
-    """Special symbols around one and two texts."""
+    template = Template(needs=("eos",))
     is_causal = True
     summary_token = "last"
 

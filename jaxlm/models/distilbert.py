@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 from jaxlm.models.base import FineTuning
 from jaxlm.models.bert import Bert
@@ -21,10 +20,7 @@ class Distilbert(Encoder):
     type_vocab_size: int = 0
     """Number of segment types: none."""
 
-    template: ClassVar[Template] = Template(
-        single="cls $A sep", pair="cls $A sep $B sep", needs=("pad", "cls", "sep", "mask")
-    )
-    """Special symbols around one and two texts."""
+    template = Template(single="cls $A sep", pair="cls $A sep $B sep", needs=("pad", "cls", "sep", "mask"))
 
     @property
     def stack(self) -> StackConfig:

@@ -80,8 +80,6 @@ class Elmo(HasDtype, Model):
     task_layers: Literal["mix", "top"] = field("mix", recipe=True)
     """What tasks read: the learnt mix of all layers (Peters et al. 2018, equation 1), or the top layer alone."""
 
-    template: ClassVar[Template] = Template()
-    """Special symbols around one and two texts: none."""
     summary_token = "mean"
     input_params = ()
     output_params = ("softmax",)

@@ -38,11 +38,10 @@ class Encoder(TransformerConfig, TokenPredictor):
     last_layer_at_positions: bool = field(True, resumable=True)
     """Compute the last layer only at the positions whose hidden states are used."""
 
-    template: ClassVar[Template] = Template(
+    template = Template(
         single="cls $A sep", pair="cls $A sep $B:1 sep:1", inputs=("input_ids", "token_type_ids", "attention_mask"),
         needs=("pad", "cls", "sep", "mask"),
     )
-    """Special symbols around one and two texts."""
 
     # Choices of a family for all its sizes, which subclasses override by a property, an attribute or a field.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 from jaxlm.fields import field
 from jaxlm.models.base import FineTuning
@@ -33,8 +32,7 @@ class Gpt1(Gpt2):
     residual_init_scale: float | None = 1.0
     """Factor on init_std for matrices that write to the residual stream."""
 
-    template: ClassVar[Template] = Template()
-    """Special symbols around one and two texts."""
+    template = Template()
 
     @property
     def fine_tuning(self) -> FineTuning:

@@ -19,7 +19,6 @@ from jaxlm.models.layers.config import GATED, PlainActivation, StackConfig, chec
 from jaxlm.models.layers.embeddings import Embeddings
 from jaxlm.models.layers.rotary import Rope
 from jaxlm.models.layers.stack import init_stack, stack_flops
-from jaxlm.tokenizers.template import Template
 from jaxlm.types import Params
 
 
@@ -149,8 +148,7 @@ class EuroBert(LlamaEncoder):
     """Vector of a text for tasks: that of the first token (bos), the mean of all tokens, or the mean after the dense
     layer of the classifier (late)."""
 
-    template: ClassVar[Template] = ENCODER_TEMPLATE
-    """Special symbols around one and two texts."""
+    template = ENCODER_TEMPLATE
     published_sizes: ClassVar = {
         "210m": {}, "610m": _sizes(26, 1152, (18, 6, 64), 4096), "2.1b": _sizes(32, 2304, (18, 6, 128), 6144),
     }

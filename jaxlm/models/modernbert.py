@@ -80,10 +80,7 @@ class ModernBert(Encoder):
     classifier_pooling: Literal["cls", "mean"] = field("cls", recipe=True, kept=True)
     """Vector of a text for tasks: the hidden state of [CLS], or the mean of all tokens."""
 
-    template: ClassVar[Template] = Template(
-        single="cls $A sep", pair="cls $A sep $B sep", needs=("pad", "cls", "sep", "mask")
-    )
-    """Special symbols around one and two texts."""
+    template = Template(single="cls $A sep", pair="cls $A sep $B sep", needs=("pad", "cls", "sep", "mask"))
     published_sizes: ClassVar = {
         "base": {}, "large": sizes(28, 1024, 16, 2624),
         **{f"ettin-{name}": size | {"local_theta": 160_000.0} for name, size in ETTIN.items()},

@@ -32,10 +32,7 @@ class Roberta(Encoder):
     padding_id: int = field(1, vocabulary=True)
     """Id of the padding symbol, which a run takes from its tokenizer; positions start at padding_id + 1."""
 
-    template: ClassVar[Template] = Template(
-        single="cls $A sep", pair="cls $A sep sep $B sep", needs=("pad", "cls", "sep", "mask")
-    )
-    """Special symbols around one and two texts."""
+    template = Template(single="cls $A sep", pair="cls $A sep sep $B sep", needs=("pad", "cls", "sep", "mask"))
     published_sizes: ClassVar = {"base": transformer_sizes(12, 768), "large": transformer_sizes(24, 1024)}
     head_activation = "gelu"
 

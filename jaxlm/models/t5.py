@@ -81,8 +81,7 @@ class T5(TransformerConfig, Writer):
     start_id: int | None = None
     """Id of the token that the decoder begins with; none means the padding symbol."""
 
-    template: ClassVar[Template] = Template(single="$A eos", pair="$A eos $B eos", needs=("pad", "eos"))
-    """Special symbols around one and two texts."""
+    template = Template(single="$A eos", pair="$A eos $B eos", needs=("pad", "eos"))
     summary_token = "mean"
     has_encoder = True
     fine_tuning = None

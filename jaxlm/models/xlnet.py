@@ -56,11 +56,10 @@ class Xlnet(TransformerConfig, UncachedWriter):
     init_std: float = field(0.02, range="[0, inf)")
     """Standard deviation of the normal that initializes the weights."""
 
-    template: ClassVar[Template] = Template(
+    template = Template(
         single="$A sep cls:2", pair="$A sep $B:1 sep:1 cls:2", inputs=("input_ids", "token_type_ids", "attention_mask"),
         needs=("pad", "cls", "sep"), padding_side="left",
     )
-    """Special symbols around one and two texts."""
     summary_token = "last"
     # Only layers have the layer decay. The paper decays learning rates; the code scales gradients, which Adam undoes.
     input_params = ()
