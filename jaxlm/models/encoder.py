@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxlm.fields import field
 from jaxlm.models.base import Inputs, TokenPredictor, document_positions
-from jaxlm.models.heads import MaskedLMHead
+from jaxlm.models.heads import TransformHead
 from jaxlm.models.layers.config import PlainActivation, StackConfig, TransformerConfig, kernel_init
 from jaxlm.models.layers.dense import Dense
 from jaxlm.models.layers.embeddings import Embeddings
@@ -74,7 +74,7 @@ class Encoder(TransformerConfig, TokenPredictor):
         params = {
             "embeddings": self._embeddings.init(keys[0], ids, ids)["params"],
             "encoder": init_stack(self.stack, keys[1]),
-            "mlm_head": self._mlm_head.init_params(keys[2]),
+            "mlm_head": self._mlm_head.init_params(keys[2]) | {"bias": jnp.zeros(self.vocab_size)},
         }
         if self.has_projection:
             params["projection"] = self._dense.init(keys[3], jnp.zeros((1, self.embedding_width)))["params"]
@@ -157,6 +157,6 @@ class Encoder(TransformerConfig, TokenPredictor):
         return Dense(self.hidden_size, True, self.dtype, kernel_init(self.stack))
 
     @property
-    def _mlm_head(self) -> MaskedLMHead:
+    def _mlm_head(self) -> TransformHead:
         stack = dataclasses.replace(self.stack, activation=self.head_activation)
-        return MaskedLMHead(stack, self.embedding_width, self.vocab_size)
+        return TransformHead(stack, self.embedding_width)

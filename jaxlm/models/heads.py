@@ -65,17 +65,6 @@ class TransformHead(Head):
         return self.transform(x, self.features)
 
 
-class MaskedLMHead(Head):
-    """Masked-LM transform. Parameters: `dense`, `norm`, and `bias`, of the vocabulary logits."""
-
-    vocab_size: int
-
-    @nn.compact
-    def __call__(self, x: Float[Array, "*batch hidden"]) -> Float[Array, "*batch features"]:
-        self.param("bias", nn.initializers.zeros, (self.vocab_size,), jnp.float32)
-        return self.transform(x, self.features)
-
-
 class BoundaryHead(Head):
     """Head of SpanBERT's span boundary objective (Joshi et al. 2019, section 3.2).
 
