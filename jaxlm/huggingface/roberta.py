@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 
 from jaxlm.huggingface import bert
 from jaxlm.huggingface.family import Family, Head, Source, TransformersModel, token_id
@@ -34,25 +34,27 @@ HEADS = bert.text_heads("Roberta", "roberta.pooler.dense") | {
 }
 
 
-def models(objective: MaskedLM) -> tuple[TransformersModel]:
+def models(
+    objective: MaskedLM, model_type: str = "roberta", architecture: str = "RobertaForMaskedLM"
+) -> tuple[TransformersModel]:
     """Return the Transformers model that the objective's parameters fill."""
     m, v = objective.model, objective.vocabulary
-    config = bert.encoder_config("roberta", m, v) | {
+    config = bert.encoder_config(model_type, m, v) | {
         "max_position_embeddings": m.max_positions + m.first_position,
         "pad_token_id": m.padding_id,
         "bos_token_id": token_id(v, "bos"),
         "eos_token_id": token_id(v, "eos"),
     }
-    return (TransformersModel("RobertaForMaskedLM", "AutoModelForMaskedLM", config, TABLE),)
+    return (TransformersModel(architecture, "AutoModelForMaskedLM", config, TABLE),)
 
 
-def read_objective(source: Source) -> MaskedLM:
-    """Read masked language modelling with a RoBERTa."""
+def read_objective(source: Source, kind: type[Roberta] = Roberta) -> MaskedLM:
+    """Read masked language modelling with a RoBERTa or XLM-R."""
     padding = source.value("pad_token_id", 1)
     fields = bert.read_encoder(source, bert.FIELDS | {"vocab_size": ("vocab_size", 50265)})
     # Their table starts with a row for each id up to padding, which no position uses.
     fields["max_positions"] -= padding + 1
-    model = Roberta(**fields, padding_id=padding)
+    model = kind(**fields, padding_id=padding)
     return MaskedLM(model=model, input_format="full-sentences", short_rate=0.0)
 
 
@@ -62,20 +64,12 @@ def successor_heads(prefix: str) -> dict[str, Head]:
             for task, head in HEADS.items()}
 
 
-def xlm_models(objective: MaskedLM) -> tuple[TransformersModel]:
-    """Return the Transformers model that the objective's parameters fill."""
-    (model,) = models(objective)
-    config = {**model.config, "model_type": "xlm-roberta"}
-    return (dataclasses.replace(model, architecture="XLMRobertaForMaskedLM", config=config),)
-
-
-def read_xlm(source: Source) -> MaskedLM:
-    """Read masked language modelling with an XLM-R."""
-    objective = read_objective(source)
-    return dataclasses.replace(objective, model=XlmRoberta(**vars(objective.model)))
-
-
-FAMILY = {Roberta: Family("roberta", models, read_objective, HEADS),
-          XlmRoberta: Family("xlm-roberta", xlm_models, read_xlm, successor_heads("XLMRoberta"))}
+FAMILY = {
+    Roberta: Family("roberta", models, read_objective, HEADS),
+    XlmRoberta: Family(
+        "xlm-roberta", functools.partial(models, model_type="xlm-roberta", architecture="XLMRobertaForMaskedLM"),
+        functools.partial(read_objective, kind=XlmRoberta), successor_heads("XLMRoberta"),
+    ),
+}
 IMPORT_ONLY = (Family("camembert", models, read_objective, successor_heads("Camembert")),)
 """CamemBERT is a RoBERTa with another vocabulary, and an export of it a RoBERTa."""
