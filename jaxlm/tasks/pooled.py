@@ -16,9 +16,9 @@ from jaxlm.data.labelled import Arrays, EncodedExample, Record
 from jaxlm.errors import UserError
 from jaxlm.fields import field
 from jaxlm.inference.generate import pad
-from jaxlm.models.base import Inputs, last_token, mean_of_tokens
+from jaxlm.models.base import Inputs, mean_of_tokens
 from jaxlm.objectives.base import Line, Term, Terms
-from jaxlm.objectives.chunked_loss import chunked_cross_entropy
+from jaxlm.objectives.chunked_loss import token_losses
 from jaxlm.objectives.losses import cross_entropy
 from jaxlm.tasks.base import Answer, Task
 from jaxlm.tokenizers.template import EncodedText
@@ -94,11 +94,11 @@ class PooledTask(Task):
         super().check(vocabulary, length)
 
     def loss(self, params: Params, example: Arrays, key: jax.Array, train: bool) -> Terms:
-        terms = {}
+        terms, hidden = {}, None
         if self.lm_coefficient and train:
-            x, terms["lm_loss"] = self._pooled_with_lm(params, example, key)
-        else:
-            x = self.pooled(params, example, key if train else None)
+            hidden = self.hidden(params, self.inputs(example), jax.random.split(key)[0])
+            terms["lm_loss"] = self._lm_loss(params, example, hidden)
+        x = self.pooled(params, example, key if train else None, hidden)
         return self.label_terms(self.row_logits(params, x), example["label"], self.weights(example)) | terms
 
     def label_terms(
@@ -165,25 +165,15 @@ class PooledTask(Task):
             x = self.before_classifier(params, x, keys[1])
         return x.reshape(len(example["row"]), -1, x.shape[-1])
 
-    def _pooled_with_lm(
-        self, params: Params, example: Arrays, key: jax.Array
-    ) -> tuple[Float[Array, "batch texts hidden"], Term]:
-        """Return the vectors as `pooled` does, and the language-model loss.
-
-        The loss is the mean over each text's tokens, then over all texts of all rows.
-        """
-        keys = jax.random.split(key)
-        inputs, rows = self.inputs(example), len(example["row"])
-        hidden, mask = self.hidden(params, inputs, keys[0]), inputs.mask
-        is_read = mask * (inputs.ids != self.vocabulary.pad)  # see `Model.summary`
-        x = self.before_classifier(params, last_token(hidden, is_read), keys[1])
-        weights = jnp.repeat(self.weights(example), len(mask) // rows) * jnp.any(mask > 0, axis=1)
+    def _lm_loss(self, params: Params, example: Arrays, hidden: Float[Array, "texts length hidden"]) -> Term:
+        """Return the language-model loss: the mean over each text's tokens, then over all texts of all rows."""
+        inputs = self.inputs(example)
+        mask, texts = inputs.mask, len(inputs.ids) // len(example["row"])
+        weights = jnp.repeat(self.weights(example), texts) * jnp.any(mask > 0, axis=1)
         targets = mask[:, 1:].astype(jnp.float32)
         targets = targets / jnp.maximum(jnp.sum(targets, axis=1, keepdims=True), 1.0)
-        table, bias = self.model.output_matrix(params)
-        features = self.model.token_features(params, hidden[:, :-1])
-        losses = chunked_cross_entropy(features, table, inputs.ids[:, 1:], targets * weights[:, None], bias=bias)
-        return x.reshape(rows, -1, x.shape[-1]), Term(losses.total, jnp.sum(weights), self.lm_coefficient)
+        losses = token_losses(self.model, params, hidden[:, :-1], inputs.ids[:, 1:], targets * weights[:, None])
+        return Term(losses.total, jnp.sum(weights), self.lm_coefficient)
 
     def flops(self, length: int) -> float:
         # The language-model loss has vocabulary logits.

@@ -22,7 +22,7 @@ from jaxlm.inference.generate import generate
 from jaxlm.inference.score import text_prefix
 from jaxlm.models.base import Inputs
 from jaxlm.objectives.base import Line, Term, Terms
-from jaxlm.objectives.chunked_loss import chunked_cross_entropy
+from jaxlm.objectives.chunked_loss import token_losses
 from jaxlm.objectives.pretrained import PretrainedModel
 from jaxlm.tasks import metrics
 from jaxlm.tasks.base import Answer, Task
@@ -243,8 +243,7 @@ class TextToText(Task):
             hidden = model.decoder_states(
                 params, shifted, memory, inputs.mask, memory_lengths=inputs.lengths, key=keys[1]
             )
-        table, bias = model.output_matrix(params)
-        losses = chunked_cross_entropy(model.token_features(params, hidden), table, labels, weights, bias=bias)
+        losses = token_losses(model, params, hidden, labels, weights)
         return {
             "task_loss": Term(losses.total, jnp.sum(weights), 1.0),
             "token_accuracy": Term.of(losses.correct, weights),
