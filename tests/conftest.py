@@ -46,7 +46,7 @@ if importlib.util.find_spec("beartype"):
     import tests.typecheck  # noqa: F401 - the hook finds it by name
 
     names = ["ernie", "kagnet_network", "transe", "entity_autoencoder", "entity_vectors", "triple_ranking",
-             "entity_corruption", "triple_corruption"]
+             "entity_corruption"]
     floors = ["jaxlm.corruption", "jaxlm.models", "jaxlm.objectives", *(f"jaxlm.knowledge.{name}" for name in names)]
     jaxtyping.install_import_hook(floors, "tests.typecheck.typechecked")
 

@@ -13,6 +13,7 @@ from jaxlm.fields import field
 from jaxlm.knowledge.graph_tokenizer import GraphSize
 from jaxlm.models.base import Inputs, Model
 from jaxlm.models.layers.config import HasDtype, check_sizes
+from jaxlm.objectives.contrastive import unit
 from jaxlm.tokenizers.vocabulary import Vocabulary
 from jaxlm.types import Params
 
@@ -96,8 +97,3 @@ class TransE(HasDtype, Model):
         """Return the vectors of names; that of [UNK] is zero."""
         unknown = jnp.zeros((1, self.hidden_size), jnp.float32)
         return jnp.concatenate([self.entities(params), self.relations(params), unknown])[inputs.ids]
-
-
-def unit(vectors: Float[Array, "*batch width"]) -> Float[Array, "*batch width"]:
-    """Return vectors scaled to Euclidean length 1; zero vectors stay zero."""
-    return vectors * jax.lax.rsqrt(jnp.maximum(jnp.sum(jnp.square(vectors), axis=-1, keepdims=True), 1e-24))

@@ -15,8 +15,7 @@ from jaxlm.errors import UserError
 from jaxlm.knowledge.graph_tokenizer import graph_names, graph_tokenizer
 from jaxlm.knowledge.knowledge_graph import read_vectors
 from jaxlm.knowledge.transe import TransE
-from jaxlm.knowledge.triple_corruption import replace_ends
-from jaxlm.knowledge.triple_ranking import TripleRanking, ranks
+from jaxlm.knowledge.triple_ranking import TripleRanking, ranks, replace_ends
 from jaxlm.knowledge.triples import TripleStatistics
 from jaxlm.objectives.base import total_loss
 from jaxlm.runs.load import load_model
