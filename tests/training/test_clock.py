@@ -62,6 +62,7 @@ def test_speed_leaves_out_steps_that_compile(now, monkeypatch):
     """tokens_per_second = steps / their seconds · rows · length, and mfu = their FLOPs / seconds / peak of all devices.
 
     Steps 1 and 4 have shapes of their own and take 50 s; the others take 2 s, and the evaluation after step 6 takes 7.
+    From step 10 on rows are more, so that the line of step 12 has no speed. A row holds two texts.
     """
     monkeypatch.setattr("jaxlm.training.loop.peak_flops", lambda device: 1e3)
     run, lines = clock.Clock(), {}
@@ -72,26 +73,28 @@ def test_speed_leaves_out_steps_that_compile(now, monkeypatch):
 
     train_step.trace = lambda *_: None
     program = SimpleNamespace(
-        train_step=train_step, constants=(), schedule=lambda step: 0.0, at=lambda step: program,
-        train=SimpleNamespace(replay_every=0, log_every=6, steps=12, skip_nonfinite=0),
+        train_step=train_step, constants=(), schedule=lambda step: 0.0,
+        at=lambda step: program if step < 10 else second, objective=SimpleNamespace(num_texts=2),
+        train=SimpleNamespace(replay_every=0, log_every=6, steps=18, skip_nonfinite=0),
         step_flops=lambda length, rows: 10.0 * length * rows,
         mesh=SimpleNamespace(devices=np.array([["device"]]), size=4),
     )
+    second = SimpleNamespace(**vars(program))
     log = StepLog(SimpleNamespace(
         program=program, clock=run, progress=SimpleNamespace(show=lambda *_: None),
         feed=SimpleNamespace(shape=lambda step: (32, 3 if step < 10 else 5)),
         writer=SimpleNamespace(write=lambda step, figures: lines.update({step: figures})),
     ), 0, Totals())
-    batches = iter([np.zeros((2, length)) for length in (8, 8, 8, 16, 8, 16, 8, 8, 8, 8, 8, 8)])
-    for step in range(1, 13):
+    batches = iter([np.zeros((2, length)) for length in (8, 8, 8, 16, 8, 16, *[8] * 12)])
+    for step in range(1, 19):
         run_step(program, step - 1, batches, log, step)
-        if step in (1, 6, 12):
+        if step in (1, 6, 12, 18):
             log.finish_previous()
             with run.during("evaluation"):
                 now[0] += 7
-    assert list(lines) == [1, 6, 12] and "tokens_per_second" not in lines[1] and "mfu" not in lines[1]
-    for step, rows in ((6, 3), (12, 5)):  # 4 steps in 8 s, 6 steps in 12 s
-        assert lines[step]["tokens_per_second"] == pytest.approx(0.5 * rows * 32)
+    assert [step for step, line in lines.items() if {"tokens_per_second", "mfu"} & line.keys()] == [6, 18]
+    for step, rows in ((6, 3), (18, 5)):  # 4 steps in 8 s, 6 steps in 12 s
+        assert lines[step]["tokens_per_second"] == pytest.approx(0.5 * rows * 32 * 2)
         assert lines[step]["mfu"] == pytest.approx(0.5 * 10 * rows * 32 / (4 * 1e3))
 
 
