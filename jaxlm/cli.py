@@ -27,7 +27,7 @@ COMMANDS = {
     "tokenize": ("jaxlm.commands.tokenize", "tokenize a corpus beforehand, also in shards on several machines"),
 }
 WORKING = ("pretrain", "finetune", "tokenize")
-"""Commands that fail where the reader of their output has ended: their work is not done."""
+"""Commands that fail where the reader of their output has ended: their work may not be done."""
 
 
 def main(arguments: list[str] | None = None) -> int:

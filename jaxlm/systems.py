@@ -10,6 +10,8 @@ import dataclasses
 import functools
 import importlib
 import importlib.metadata
+import inspect
+import types
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -106,8 +108,8 @@ def register(*entries: System | TaskSystem | type) -> None:
     """Add systems, tasks and other classes of configurations.
 
     Raises:
-        UserError: A class with fields is no dataclass. Two modules of a package, or two presets of one file name, have
-            a class of the same name.
+        UserError: A class with fields is no dataclass, or has one that cannot be kept or has no type. Two modules of a
+            package, or two presets of one file name, have a class of the same name.
     """
     for entry in entries:
         classes = entry[:2] if isinstance(entry, tuple) else (entry,)
@@ -133,8 +135,8 @@ def _check_fields(cls: type) -> None:
     taken = {"type", *(("vocabulary", "statistics", "constants", "load") if hasattr(cls, "bind_unchecked") else ())}
     if found := sorted(names & taken):
         raise UserError(f"{cls.__name__} has a field {found[0]!r}, a name that jaxlm uses itself; choose another.")
-    own = vars(cls)
-    if found := sorted(name for name in names & own.keys() if name not in own.get("__annotations__", names)):
+    own = {name for name, value in vars(cls).items() if not isinstance(value, types.MemberDescriptorType)}  # of slots
+    if found := sorted(names & own - inspect.get_annotations(cls).keys()):
         raise UserError(f"{cls.__name__}.{found[0]} has no type, so that the field keeps the default of its base; "
                         f"write `{found[0]}: TYPE = …`.")
 

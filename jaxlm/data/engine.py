@@ -83,8 +83,9 @@ Job = tuple[Work, Part]
 
 
 def run_jobs(jobs: Sequence[Job], workers: int, title: str, report: Report) -> None:
-    """Run the jobs that are not done in `workers` processes, or one a core for 0; this process reads a small text.
+    """Run the jobs that are not done in `workers` processes, or one a core for 0.
 
+    This process alone reads a small text, or one with a reader that no other can import.
     `report` gets a line about the start, and one a minute where there is no terminal.
 
     Raises:

@@ -11,6 +11,7 @@ import bisect
 import collections
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import inspect
 import itertools
@@ -131,6 +132,7 @@ class Part:
             yield from self.reader.read(file, self.start if start is None else start, self.end)
 
 
+@functools.cache  # the text of a run is read by one version
 def _own_source(kind: type) -> list[str]:
     """Return the source text of a reader from outside jaxlm, which may be edited."""
     if kind.__module__.startswith("jaxlm."):

@@ -72,7 +72,7 @@ def generate_text(
     settings = dataclasses.replace(settings, stop_ids=[*ends, *symbols])
     answers: list[Completion] = []
     while rest := prompts[len(answers) :]:
-        longest = -(-max(map(len, rest[:BATCH])) // PROMPT_MULTIPLE) * PROMPT_MULTIPLE  # of the rows' shape
+        longest = -(-max(map(len, rest[:BATCH])) // PROMPT_MULTIPLE) * PROMPT_MULTIPLE  # as rows are padded
         most = max(1, SCORES // (longest * (longest + settings.max_new_tokens) + 1)) * num_row_shards(loaded.params)
         rest = rest[: min(BATCH, most)]
         answers += _generate_batch(loaded, rest, settings, strings, on_text, skip_special, len(answers))

@@ -29,6 +29,7 @@ class TPU:
         clock: Clock in Hz.
         hbm_bandwidth: HBM bandwidth in bytes/s.
         mxu_width: Rows and columns of its matrix units.
+        cores: TensorCores of a device; a kernel's parallel grid dimension is split over them.
         link_bandwidth: Bandwidth of one link to a neighbouring chip (ICI), in bytes/s and one direction.
         slice_bandwidth: Bandwidth of a chip's share of the network between slices (DCN), in bytes/s; 0 if not
             published.
@@ -37,6 +38,7 @@ class TPU:
     clock: float
     hbm_bandwidth: float
     mxu_width: int
+    cores: int = 1
     link_bandwidth: float = 0.0
     slice_bandwidth: float = 0.0
 
@@ -49,12 +51,12 @@ class TPU:
 # v4's is 2,400 Gbit/s in one direction over 6. Between slices: v5e 6.4 and v6e 25.6 Tbit/s a pod of 256 chips, v5p 50
 # Gbit/s a chip.
 TPUS: dict[str, TPU] = {
-    "TPU v6": TPU(1.75e9, 1640e9, 256, 100e9, 12.5e9),
-    "TPU v5p": TPU(1.75e9, 2765e9, 128, 100e9, 6.25e9),
-    "TPU v5 lite": TPU(1.5e9, 819e9, 128, 50e9, 3.125e9),
-    "TPU v5e": TPU(1.5e9, 819e9, 128, 50e9, 3.125e9),
-    "TPU v5": TPU(1.75e9, 2765e9, 128, 100e9, 6.25e9),
-    "TPU v4": TPU(1.05e9, 1228e9, 128, 50e9),
+    "TPU v6": TPU(1.75e9, 1640e9, 256, 1, 100e9, 12.5e9),
+    "TPU v5p": TPU(1.75e9, 2765e9, 128, 2, 100e9, 6.25e9),
+    "TPU v5 lite": TPU(1.5e9, 819e9, 128, 1, 50e9, 3.125e9),
+    "TPU v5e": TPU(1.5e9, 819e9, 128, 1, 50e9, 3.125e9),
+    "TPU v5": TPU(1.75e9, 2765e9, 128, 2, 100e9, 6.25e9),
+    "TPU v4": TPU(1.05e9, 1228e9, 128, 2, 50e9),
     "TPU v3": TPU(0.94e9, 450e9, 128),
     "TPU v2": TPU(0.7e9, 350e9, 128),
 }
@@ -144,10 +146,10 @@ def measured_flops(device: jax.Device, dtype: str, size: int | None = None, trie
     return 2.0 * size**3 / _fastest(jnp.matmul, (matrix, matrix), tries)
 
 
-def measured_bandwidth(device: jax.Device) -> float:
-    """Return the bytes/s that `device` reads and writes in a copy of 256 MiB, the best of five tries."""
-    array = jax.device_put(jnp.ones(2**26, jnp.float32), device)
-    return 2.0 * array.nbytes / _fastest(jnp.negative, (array,), tries=5)
+def measured_bandwidth(device: jax.Device, size: int = 2**28, tries: int = 5) -> float:
+    """Return the bytes/s that `device` reads and writes in a copy of `size` bytes, the best of `tries`."""
+    array = jax.device_put(jnp.ones(size // 4, jnp.float32), device)
+    return 2.0 * size / _fastest(jnp.negative, (array,), tries)
 
 
 def _fastest(function: Callable[..., jax.Array], operands: Sequence[jax.Array], tries: int) -> float:

@@ -153,20 +153,22 @@ def _objective_of(experiment: Experiment, pretrained: PretrainedModel | None, as
     A task gets its text-to-text form with `as_text`, and for a model that has no other.
     """
     objective, model = experiment.objective, pretrained and pretrained.objective.model
+    is_own = is_foreign(type(objective.model))
+    extends = is_own and model is not None and isinstance(objective.model, type(model))
     if objective.needs_text_form(model, as_text):
         longest = objective.longest_text
         # A decoder's row holds the text and the answer.
         max_target = min(longest, experiment.data.length // 2) if as_text else longest
         objective = TextToText(kind=objective, max_target=max_target)
-    elif model is not None and (system_of(objective, model) or isinstance(objective.model, type(model))):
-        if is_foreign(type(objective.model)) and isinstance(objective.model, type(model)):
+    elif model is not None and (extends or system_of(objective, model)):
+        if extends:
             # A class of one's own on the pretrained model's keeps what it adds, with fresh parameters.
             sizes = {item.name: getattr(model, item.name) for item in dataclasses.fields(model)}
             model = dataclasses.replace(objective.model, **sizes)
             pretrained = dataclasses.replace(
                 pretrained, objective=dataclasses.replace(pretrained.objective, model=model)
             )
-        elif is_foreign(type(objective.model)):
+        elif is_own:
             raise UserError(f"{pretrained.path} is a {type(model).__name__}, and objective.model, a "
                             f"{type(objective.model).__name__}, extends another class; leave out --init-from, or give "
                             "a model of that class.")

@@ -304,14 +304,15 @@ class StepLog:
         now, program = self.clock.training_seconds(), self._run.program.at(step)
         num_compiled = sum(self._clock_step < compiled <= step for compiled in self.compiled_steps.values())
         num_timed, seconds = step - self._clock_step - num_compiled, now - self._clock_seconds
-        is_one_phase = self._run.program.at(self._clock_step + 1) is program
+        both = (self._clock_step + 1, step)
+        is_one_phase = len({(id(self._run.program.at(each)), self._run.feed.shape(each)) for each in both}) == 1
         self._clock_seconds, self._clock_step = now, step
         means = {"loss": means.pop("loss", math.nan)} | means  # nan if all steps were skipped
         means["learning_rate"] = _on_host(program.schedule, step - 1)
-        if not num_timed or not is_one_phase:  # only steps that were compiled, or of several sizes
+        if not num_timed or not is_one_phase:  # all steps were compiled, or two phases share the line
             return means
         speed, (length, rows) = num_timed / seconds, self._run.feed.shape(step)
-        means["tokens_per_second"] = speed * rows * length * getattr(program.objective, "num_texts", 1)
+        means["tokens_per_second"] = speed * rows * length
         flops = program.step_flops(length, rows)
         if self._peak and flops:
             means["mfu"] = speed * flops / self._peak

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -69,3 +71,5 @@ class Progress:
             write(*args, **options)
         except (OSError, SystemExit):  # rich answers a closed pipe with the latter
             self.enabled = False
+            with contextlib.suppress(OSError, ValueError):  # the command's last lines go nowhere
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

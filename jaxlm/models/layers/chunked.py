@@ -159,12 +159,13 @@ class LocalAttention(nn.Module):
 
 
 class LshAttention(nn.Module):
-    """Causal LSH attention: to the tokens of the own chunk and the one before, in the order by bucket.
+    """Causal LSH attention (Kitaev et al. 2020).
 
     Queries and keys share the projection `query`; keys are scaled to length 1. Each round of hashing sorts the tokens
-    by bucket and cuts them into chunks. The output is the mean of the rounds, weighted by the denominators of their
-    softmax. Rows of a single chunk are not hashed. As in Transformers, and unlike equations 3 and 4 of the paper, keys
-    of other buckets in these chunks count, and a key that several rounds find counts as often.
+    by bucket and cuts them into chunks; a token attends to its own chunk and the one before. The output is the mean of
+    the rounds, weighted by the denominators of their softmax. Rows of a single chunk are not hashed. As in
+    Transformers, and unlike equations 3 and 4 of the paper, keys of other buckets in these chunks count, and a key that
+    several rounds find counts as often.
     """
 
     config: ChunkedConfig
