@@ -122,7 +122,8 @@ def with_mean_rows(params: Params, rows: int, start: int, groups: Sequence[Seque
         if axis is None or leaf.shape[axis] != rows:
             return leaf
         table = np.moveaxis(np.asarray(leaf), axis, 0)
-        means = [table[list(group)].mean(0, dtype=np.float64) for group in groups]
-        return np.moveaxis(np.concatenate([table[:start], np.stack(means).astype(table.dtype)]), 0, axis)
+        means = {group: table[list(group)].mean(0, dtype=np.float64) for group in set(map(tuple, groups))}
+        new = np.stack([means[tuple(group)] for group in groups]).astype(table.dtype)
+        return np.moveaxis(np.concatenate([table[:start], new]), 0, axis)
 
     return jax.tree_util.tree_map_with_path(extend, params)

@@ -169,7 +169,8 @@ class TrainConfig:
     """Held-out figure that chooses the best checkpoint, which later commands then read: a metric of the task (f1: the
     highest), which every evaluation then computes, or a loss (the lowest). Empty: the loss, where `patience` is set."""
     eval_batches: int = field(32, resumable=True, range="[1, inf)")
-    """Maximum number of held-out batches per evaluation."""
+    """Maximum number of held-out batches per evaluation. Runs of another batch size, length or vocabulary read other
+    rows; compare them where this is enough for all."""
     sample_every: int = field(0, resumable=True, range="[0, inf)")
     """Steps between samples of what the model makes of three held-out texts: filled masks, or continuations. They are
     printed and written as TensorBoard text. 0: none. Only with one process."""

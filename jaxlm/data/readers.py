@@ -48,7 +48,8 @@ _DECOMPRESSORS: dict[str, Callable[[], Any]] = {
     ".zst": lambda: zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj(),
 }
 _COMPRESSED = 1 << 13  # compressed bytes per read; decompressed, they may grow a thousandfold
-_CODECS = ["utf_16", "cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "cp949", "cp932", "euc_jp", "gb18030", "big5"]
+_CODECS = ["utf_16", "cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "cp949", "cp932", "euc_jp", "gb18030", "big5",
+           "cp1255", "cp1256", "tis_620", "koi8_r", "cp1258"]
 """Encodings that text files have beside UTF-8."""
 
 

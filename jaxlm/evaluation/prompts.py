@@ -169,7 +169,7 @@ def read_examples(task: PromptTask, limit: int = 0) -> list[PromptRow]:
     pool = list(_rows(task, task.shots_data)) if task.shots_data else rows
     if not rows:
         raise UserError(f"{task.data} has no rows.")
-    has_own_rows = not task.shots_data  # a row is never a shot of its own
+    has_own_rows = task.shots_data in ("", task.data)  # a row is never a shot of its own
     if task.shots > len(pool) - has_own_rows:
         raise UserError(f"{task.shots_data or task.data} has {len(pool)} rows, too few for {task.shots} shots.")
     found = []

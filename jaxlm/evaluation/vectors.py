@@ -23,7 +23,7 @@ from jaxlm.errors import UserError
 from jaxlm.objectives.contrastive import text_scores
 from jaxlm.parallel.hosts import check_main_output, together
 from jaxlm.tasks.evaluate import Result, bootstrap, rounded, text_groups, write_predictions
-from jaxlm.tasks.metrics import CUTOFF, correlations
+from jaxlm.tasks.metrics import CUTOFF, correlations, spaced
 from jaxlm.tasks.tables import TableRow, read_table, whole_table
 from jaxlm.types import Role
 
@@ -152,8 +152,11 @@ def _retrieval(encode: Encode, data: Retrieval, limit: int, leaves_out_own: bool
 
 
 def word_overlap(one: str, other: str) -> float:
-    """Return the Jaccard index of the lower-case words, between white space, of two texts; 1 if neither has any."""
-    first, second = set(one.lower().split()), set(other.lower().split())
+    """Return the Jaccard index of the lower-case words of two texts; 1 if neither has any.
+
+    Words are between white space; in scripts without it, they are characters.
+    """
+    first, second = (set(spaced(text.lower()).split()) for text in (one, other))
     return len(first & second) / len(first | second) if first | second else 1.0
 
 

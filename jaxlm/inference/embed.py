@@ -52,7 +52,9 @@ def embed(
         UserError: A text has no tokens, the length is below 3, or the model has no summary token.
     """
     objective, vocabulary = loaded.objective, loaded.tokenizer.vocabulary
-    model, text_params = objective.model.text_model, objective.model.text_params(loaded.params)
+    model = objective.model.text_model
+    text_params = objective.model.text_params(loaded.params)
+    text_params = {name: leaf for name, leaf in text_params.items() if name not in model.output_params}  # as in exports
     length = 512 if length is None else length
     is_late = bool((trained := objective.vector_settings(None)) and trained.similarity == "maxsim")
     if is_late and role == "query":

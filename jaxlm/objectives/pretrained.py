@@ -84,13 +84,14 @@ class PretrainedModel:
     def with_words(self, extension: Extension) -> PretrainedModel:
         """Return the model with the words of an extended vocabulary, each with the mean of its old pieces' rows.
 
-        They take the rows without a token first. A table of a multiple of 64 rows grows to one; further rows are those
-        of padding, which is never predicted.
+        They take the rows without a token first. A table of a multiple of 64 rows grows to one; further rows are the
+        mean of all, which is never likely: that of padding may be the end of a text.
         """
         model, old = self.objective.model, self.tokenizer.vocabulary
         new = dataclasses.replace(extension.tokenizer.vocabulary, preserve_rows=True)
         rows = new.rows(model.vocab_size, max(model.vocab_multiple, 1 if model.vocab_size % 64 else 64))
-        unused = [(i if i < model.vocab_size else max(old.pad, 0),) for i in range(new.size, rows)]
+        every = tuple(range(old.size))
+        unused = [(i,) if i < model.vocab_size else every for i in range(new.size, rows)]
         params = with_mean_rows(self.params, model.vocab_size, old.size, [*extension.pieces, *unused])
         larger = dataclasses.replace(self.objective, model=dataclasses.replace(model, vocab_size=rows), vocabulary=new)
         return dataclasses.replace(self, objective=larger, params=params, tokenizer=extension.tokenizer)

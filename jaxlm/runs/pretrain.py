@@ -146,7 +146,7 @@ def _train(session: Session, mesh: Mesh, report: Report, stack: contextlib.ExitS
         report(f"Finished: {after_step:,} steps are done; raise --train.{more} to train longer. Run: {run.path}")
         return Trained(session, program, state, last_evaluation(run.path)[1], metadata)
     is_new = experiment.command == "pretrain" and not after_step
-    remarks = _order_remarks(experiment, session.pretrained) if is_new else []
+    remarks = _remarks(experiment, session.pretrained) if is_new else []
     for line in [*resume.schedule_remarks(run, experiment), *remarks, "Compiling the step; its first figures follow."]:
         report(line)
 
@@ -177,13 +177,24 @@ def _description(program: Program, experiment: Experiment) -> str:
     return f"{type(program.objective).__name__}: {program.size}, batches of {experiment.describe_phases()}, {kind}"
 
 
-def _order_remarks(experiment: Experiment, pretrained: PretrainedModel | None) -> list[str]:
-    """Return a remark if a new run reads the text of the run that it began from again, in the same order."""
-    theirs = RunFolder.read(pretrained.path).experiment if pretrained is not None and pretrained.step else None
-    if theirs is None or (theirs.data.source, theirs.data.length, theirs.train.seed) != (
-            experiment.data.source, experiment.data.length, experiment.train.seed):
+def _remarks(experiment: Experiment, pretrained: PretrainedModel | None) -> list[str]:
+    """Return remarks on other dropout than the model's that a new run began from, and on reading its text again."""
+    if pretrained is None:
         return []
-    return [f"The text is read from the beginning, in the order of {pretrained.path}; "
+    own, model = experiment.objective.model, pretrained.objective.model
+    rates = [f"{name} {getattr(model, name):g} -> {getattr(own, name):g}" for name in ("dropout", "attention_dropout")
+             if hasattr(own, name) and getattr(model, name, getattr(own, name)) != getattr(own, name)]
+    remarks = [f"Other dropout than in {pretrained.path}, which fine-tuning and exports take over: {', '.join(rates)}"]
+    remarks *= bool(rates)
+    theirs = RunFolder.read(pretrained.path).experiment if pretrained.step else None
+    if theirs is None or theirs.data.source != experiment.data.source:
+        return remarks
+    if (share := getattr(theirs.data, "held_out", None)) != getattr(experiment.data, "held_out", None):
+        remarks += [f"{pretrained.path} held out another share of this text, so that it may have been trained on "
+                    f"documents that are held out here; --data.held-out {share} holds out the same"]
+    if (theirs.data.length, theirs.train.seed) != (experiment.data.length, experiment.train.seed):
+        return remarks
+    return [*remarks, f"The text is read from the beginning, in the order of {pretrained.path}; "
             f"--train.seed {experiment.train.seed + 1} gives another one"]
 
 

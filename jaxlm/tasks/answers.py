@@ -9,6 +9,7 @@ import json
 import re
 import statistics
 import string
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -321,7 +322,9 @@ class Answers(Task):
             place = slice(window.first, window.first + len(window.offsets))
             score, start, end = best_span(output["start"][place], output["end"][place], window.best, self.max_answer)
             if score > best:
-                best, text = score, record.values["passage"][window.offsets[start, 0] : window.offsets[end, 1]].strip()
+                passage = record.values["passage"]
+                stop = _end_of_marks(passage, window.offsets[end, 1])
+                best, text = score, passage[window.offsets[start, 0] : stop].strip()
         nulls = [float(output["start"][example.notes.null] + output["end"][example.notes.null])
                  for example, output in parts]
         null = min(nulls) - best
@@ -392,6 +395,13 @@ class Answers(Task):
             pattern += f"{SPACE}{'*' if is_spaced else '+'}{re.escape(after)}"
         found = re.search(pattern, record.values["passage"])
         return found[0].strip() if found else text
+
+
+def _end_of_marks(text: str, end: int) -> int:
+    """Return `end`, or the end of the combining marks that follow: a composed character's offsets leave them out."""
+    while end < len(text) and (unicodedata.category(text[end])[0] == "M" or "\u1160" <= text[end] <= "\u11ff"):
+        end += 1
+    return end
 
 
 def _spaced(text: str) -> str:

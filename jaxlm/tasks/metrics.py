@@ -17,11 +17,8 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from jaxlm.errors import UserError, install
+from jaxlm.tokenizers.tokenizer import UNSPACED
 
-_WITHOUT_SPACES = (  # as ranges of a regular expression
-    "\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao and Tibetan, Burmese, Khmer
-    "\u2e80-\u30ff\u31f0-\u31ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # Chinese and Japanese
-)
 CUTOFF = 10
 """Number of ranked documents for nDCG and MRR."""
 _PACKAGES = {"rouge": "rouge_score", "bleu": "sacrebleu"}
@@ -96,10 +93,12 @@ def _shares(hits: np.ndarray, own: np.ndarray, theirs: np.ndarray) -> np.ndarray
 def text_metrics(names: Iterable[str], predictions: Sequence[str], golds: Sequence[Sequence[str]]) -> dict[str, float]:
     """Return metrics of texts, given the gold texts of each: any of exact_match, f1, rouge and bleu.
 
-    F1 counts words, or characters where most letters of the gold texts are of scripts without spaces. A text that
-    SQuAD's normalization leaves without a letter keeps its signs and decimal points, or all if nothing else is left.
+    F1 counts words, or characters where most letters of the gold texts are of scripts without spaces. Punctuation of
+    all scripts is left out. A text that SQuAD's normalization leaves without a letter keeps its signs and decimal
+    points, or all if nothing else is left.
     """
     def normalized(text: str, normalize: Normalize = normalize_answer) -> str:
+        text = "".join(char for char in text if char.isascii() or unicodedata.category(char)[0] != "P") or text
         if any(map(str.isalpha, found := normalize(text))):
             return found
         kept = re.sub(r"(?![-+.]\d)[^\w\s]", "", text.lower())
@@ -124,7 +123,7 @@ def text_metrics(names: Iterable[str], predictions: Sequence[str], golds: Sequen
 def _num_unspaced(golds: Sequence[Sequence[str]]) -> tuple[int, bool]:
     """Return the number of characters of scripts without spaces, and whether they are most of the letters."""
     text = "".join(itertools.chain.from_iterable(golds))
-    count = len(re.findall(f"[{_WITHOUT_SPACES}]", text))
+    count = len(re.findall(f"[{UNSPACED}]", text))
     return count, 2 * count > sum(map(str.isalpha, text))
 
 
@@ -156,7 +155,12 @@ def split_characters(text: str) -> str:
     text = "".join(
         char for char in text.lower() if char not in string.punctuation and unicodedata.category(char)[0] != "P"
     )
-    return " ".join(re.sub(f"([{_WITHOUT_SPACES}])", r" \1 ", text).split())
+    return " ".join(spaced(text).split())
+
+
+def spaced(text: str) -> str:
+    """Return a text with spaces around each character of a script without spaces."""
+    return re.sub(f"([{UNSPACED}])", r" \1 ", text)
 
 
 Normalize = Callable[[str], str]

@@ -286,12 +286,15 @@ class TextToText(Task):
                 text = source.tokenizer.decode(ids).strip()
                 if getattr(self.kind, "is_multi_label", False) and text not in known:
                     text = ", ".join(known.get(part, part) for part in text.split(", "))
-                found[i] = {"text": np.array(known.get(text, text))}
+                forms = [form for form, gold in known.items() if form != gold]
+                found[i] = {"text": np.array(known.get(text, text)), "forms": np.array(forms, str)}
         return found
 
     def answer(self, record: Record, parts: Sequence[tuple[EncodedExample, Arrays]]) -> Answer:
-        text = str(parts[0][1]["text"])
-        return Answer(self.kind.from_text(record, text), {"text": text}) if self.kind else Answer(text, {})
+        text, forms = str(parts[0][1]["text"]), parts[0][1]["forms"].tolist()
+        if self.kind:
+            return Answer(self.kind.from_text(record, text), {"text": text})
+        return Answer(text, {"gold_as_spelled": forms} if forms else {})
 
     def gold(self, record: Record) -> Any:
         return self.kind.gold(record) if self.kind else super().gold(record)
@@ -309,5 +312,7 @@ class TextToText(Task):
         if self.kind is not None:
             return self.kind.score(golds, answers)
         texts = [answer.prediction for answer in answers]
+        spelled = (answer.scores.get("gold_as_spelled", ()) for answer in answers)
+        golds = [[*gold, *forms] for gold, forms in zip(golds, spelled, strict=True)]
         names = ("exact_match", "f1") if self.metric == "exact_match" else (self.metric,)
         return metrics.text_metrics(names, texts, golds)

@@ -32,17 +32,27 @@ from jaxlm.tokenizers.words import WordEncoder, longest_text
 _MAX_IDS = 1 << 24
 _GROUP = 1024  # texts that `tokenizers` encodes at a time, since its encodings take some 100 bytes a token
 # Sentence-final punctuation of any script, and closing quotes and brackets.
-_FINAL, _CLOSING = ".!?…。！？｡؟۔।॥։።။។", r"""["'”’»)\]}」』）】]*"""
-_sentence_end = re.compile(rf"\W*[{_FINAL}]{_CLOSING}")
+_FINAL, _CLOSING = ".!?…。！？｡．؟۔।॥։።፧။។།༎", r"""["'”’»)\]}」』）】›》〉］〕]*"""
+_LOW = "[“‘«]?"  # which close what „, ‚ and » have opened
+_sentence_end = re.compile(rf"\W*[{_FINAL}]{_CLOSING}{_LOW}")
 # The end of a sentence in running text and the white space after it, which full-width punctuation does without.
-_between_sentences = re.compile(rf"(?:[{_FINAL}]{_CLOSING}(?=\s)|[。！？｡]+{_CLOSING}|\n)\s*")
+_between_sentences = re.compile(
+    rf"(?:[{_FINAL}]{_CLOSING}{_LOW}(?=\s)|(?:[。！？｡]|(?<!\d)．|．(?!\d))+{_CLOSING}|\n)\s*"
+)
 _mt5_sentinel = re.compile(r"(?:^|\s+)(<extra_id_\d+>)")
 # Pieces that continue a word of an n-gram, as in ALBERT's create_pretraining_data.py.
 _continues_ngram = re.compile(r"""[A-Za-z]|[A-Za-z!"#$%&()*+,./:;?@[\\\]^_`{|}~-]{2,}""")
 # Scripts written without spaces, in which every piece counts as a word.
 _unspaced = re.compile(  # also the bytes with which Kana, Han and the planes above begin
-    "<0x(?:E[3-9]|F0)>|[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
+    "<0x(?:E[3-9]|F0)>|[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
 )
+
+
+UNSPACED = (
+    "\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao and Tibetan, Burmese, Khmer
+    "\u2e80-\u30ff\u31f0-\u31ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # Chinese and Japanese
+)
+"""Characters of texts without spaces between words, as ranges of a regular expression."""
 
 
 class Tokenizer:

@@ -35,7 +35,8 @@ _BOUNDARY = SYMBOL_NAMES["pad"]
 # Excluded from the alphabet: the space, whose mark is in it, and characters that SentencePiece reserves or rejects.
 _NO_PIECE = frozenset(" \t\n\0\u2585") | frozenset(map(chr, range(0xD800, 0xE000)))
 # SentencePiece joins full stops that belong to a script to the words before them, so they change places with others.
-_FULL_STOPS = str.maketrans("۔։።။។\ue000\ue001\ue002\ue003\ue004", "\ue000\ue001\ue002\ue003\ue004۔։።။។")
+_STOPS, _PARTNERS = "۔։።፧။។།༎", "".join(map(chr, range(0xE000, 0xE008)))
+_FULL_STOPS = str.maketrans(_STOPS + _PARTNERS, _PARTNERS + _STOPS)
 _CHUNK = 2048
 # GPT-2's words, but combining marks and joiners stay with their letters and symbols: many scripts spell vowels so.
 _BYTE_BPE_WORD = (r"'s|'t|'re|'ve|'m|'ll|'d| ?[\p{L}\p{M}\x{200C}\x{200D}]+| ?\p{N}+|"

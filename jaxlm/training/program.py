@@ -386,8 +386,8 @@ def make_eval_step(program: Program) -> Callable[[Params, Batch, jax.Array, Cons
     """Return the jitted evaluation step, without dropout.
 
     Its arguments are params, batch, index of the batch, constants and memory; it returns terms and memory. A batch has
-    the same corruption in each evaluation, so that losses of different steps can be compared. It is evaluated in as
-    many microbatches as a step of the run has.
+    the same corruption in each evaluation, so that losses of different steps and seeds can be compared. It is evaluated
+    in as many microbatches as a step of the run has.
     """
     mesh, count = program.mesh, program.eval_microbatches
 
@@ -395,7 +395,7 @@ def make_eval_step(program: Program) -> Callable[[Params, Batch, jax.Array, Cons
         params: Params, batch: Batch, index: jax.Array, constants: Constants, memory: Memory
     ) -> tuple[Terms, Memory]:
         objective = program.eval_objective.with_constants(constants)
-        key = jax.random.fold_in(purpose_key(program.train.seed, Purpose.EVALUATION), index)
+        key = jax.random.fold_in(purpose_key(0, Purpose.EVALUATION), index)
         key_corrupt, key_loss = jax.random.split(key)
         with tracing_for(mesh, program.compiler_options):
             example = objective.corrupt(key_corrupt, batch)

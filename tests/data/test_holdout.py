@@ -23,6 +23,10 @@ def groups_of(rows, documents=None):
     ([("a good one here",), ("good",), ("a very good one here",), ("good",)], {(0,), (1, 2, 3)}),  # the longest
     ([("a b c d", "yes"), ("e f g h", "yes"), ("i j", "yes"), ("no", "yes i j")], {(0,), (1,), (2, 3)}),
     ([("!",), ("",), ("good",)], {(0, 1), (2,)}),
+    ([("我非常爱你们大家。", "a b c d"), ("他说我非常爱你们大家", "e f g h"), ("我们走吧现在就走", "x")],
+     {(0, 1), (2,)}),
+    ([("लड़का सो रहा है",), ("लड़की सो रही है",), ("बहुत अच्छा",), ("यह बहुत अच्छा दिन है",), ("बहुत अच्छा काम है",)],
+     {(0,), (1,), (2, 3), (4,)}),  # marks are letters: two words are few
 ])
 def test_rows_that_share_texts_are_one_group(rows, groups):
     assert groups_of(rows) == set(map(frozenset, groups))

@@ -160,6 +160,10 @@ def test_bytes_that_are_not_utf8_are_refused(name, data, tmp_path):
     ("Это очень хороший фильм", "cp1251", "CP1251"), ("Αυτή είναι μια ελληνική πρόταση", "cp1253", "CP1253"),
     ("정말 좋아요, 느려요", "cp949", "CP949"), ("これは日本語のテキストです", "cp932", "CP932"),
     ("这部电影很好看，我看了两遍。演员们也很好，音乐很美。", "gb18030", "GB18030"), ("plain text", "utf-16", "UTF-16"),
+    ("זה סרט טוב מאוד, ראיתי אותו פעמיים. השחקנים היו נהדרים והמוזיקה יפה מאוד." * 3, "cp1255", "CP1255"),
+    ("هذا فيلم جيد جدا وقد شاهدته مرتين", "cp1256", "CP1256"),
+    ("หนังเรื่องนี้ดีมาก ฉันดูสองครั้ง", "tis_620", "TIS-620"),
+    ("Это очень хороший фильм, я смотрел его два раза. Актёры играли прекрасно." * 3, "koi8_r", "KOI8-R"),
 ])
 def test_the_likely_encoding_is_named_in_a_command(text, encoding, likely, tmp_path):
     """The command gives the text; it is the same for pretraining text and for tables of tasks."""

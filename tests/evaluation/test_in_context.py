@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import shutil
 import types
 from pathlib import Path
 
@@ -137,8 +138,12 @@ def test_shots_precede_the_prompt(prompt_file):
     assert read_examples(read_task(prompt_file(**fields, shots=2)), limit=2) == found[:2]
     drawn = [read_examples(read_task(prompt_file(**fields, shots=1, seed=seed))) for seed in range(6)]
     assert any(draw != drawn[0] for draw in drawn)
-    # From a file of their own any row may come.
-    other = read_examples(read_task(prompt_file(**fields, shots=3, shots_data="rows.jsonl")))
+    # From a file of their own any row may come; that of the rows is none.
+    same = read_examples(read_task(prompt_file(**fields, shots=2, shots_data="rows.jsonl")))
+    assert same == found
+    task = read_task(prompt_file(**fields, shots=3, shots_data="rows.jsonl"))
+    shutil.copy(task.data, others := f"{task.data[:-6]}-others.jsonl")
+    other = read_examples(dataclasses.replace(task, shots_data=others))
     assert sorted(other[0].prompt.split("#")[:-1]) == sorted(solved)
 
 

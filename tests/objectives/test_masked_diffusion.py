@@ -180,9 +180,9 @@ def test_masks_and_weights():
     np.testing.assert_array_equal(example["input_ids"] == V.mask, is_masked)
     np.testing.assert_array_equal(example["input_ids"], np.where(is_masked, V.mask, example["masked_labels"]))
     assert not is_masked[~is_text].any()
-    # Times are n equally spaced ones, from a random first one.
+    # Times of the rows with text are equally spaced, from a random first one.
     time = example["time"].astype(float)
-    np.testing.assert_allclose(np.diff(np.sort(time)), 1 / rows, atol=1e-6)
+    np.testing.assert_allclose(np.diff(np.sort(time[:-1])), 1 / (rows - 1), atol=1e-6)
     assert np.min(np.abs([time[0], time[0] - 1])) > 0.01 and time.min() >= 0 and time.max() < 1
     t = 0.999 * time + 0.001
     np.testing.assert_allclose((example["masked_weights"] * t[:, None])[is_masked], 1.0, rtol=1e-4)
@@ -195,6 +195,12 @@ def test_masks_and_weights():
     k, p = is_masked[:-1].sum(1), 0.999 * t[:-1]
     assert abs(np.mean((k - 5 * p) ** 2 - 5 * p * (1 - p))) < 0.15
     assert (example["noise"].min(), example["noise"].max()) == pytest.approx((0, 1), abs=1e-3)
+
+
+def test_times_are_spread_over_the_rows_that_have_text():
+    """The last batch of an evaluation has few."""
+    first, second = np.asarray(corrupt(bound(), KEY, token_batch([TEXT, [9], [], [], []]))["time"])[:2]
+    assert (second - first) % 1.0 == pytest.approx(0.5)
 
 
 @pytest.mark.slow

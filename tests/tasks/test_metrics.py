@@ -215,6 +215,8 @@ def test_f1_of_texts_without_spaces_counts_characters():
     """As the script of MLQA for Chinese; 3 of 5 and of 3 characters are common."""
     assert metrics.text_metrics(["exact_match", "f1"], ["東京都です"], [["東京都"]]) == {"exact_match": 0, "f1": 0.75}
     assert metrics.text_metrics(["f1"], ["Tokyo is"], [["Tokyo", "東京"]]) == {"f1": pytest.approx(2 / 3)}
+    for written, gold in (("東京。", "東京"), ("दिल्ली।", "दिल्ली"), ("«Oui»", "oui")):
+        assert metrics.text_metrics(["exact_match", "f1"], [written], [[gold]]) == {"exact_match": 1, "f1": 1}
 
 
 @pytest.mark.parametrize(("written", "gold", "score"), [

@@ -17,7 +17,7 @@ from jaxlm.knowledge.entity_typing import EntityTyping
 from jaxlm.models.gpt2 import Gpt2
 from jaxlm.models.t5 import T5
 from jaxlm.tasks import answers, text_to_text
-from jaxlm.tasks.answers import AnswerRows, Answers, Window
+from jaxlm.tasks.answers import AnswerRows, Answers, Window, _end_of_marks
 from jaxlm.tasks.classification import Classification, TextRows
 from jaxlm.tasks.multiple_choice import ChoiceRows, MultipleChoice
 from jaxlm.tasks.tables import read_table
@@ -387,3 +387,11 @@ def test_null_is_the_same_in_every_format(file, tmp_path):
     assert num_skipped == 2
     table = read_table(str(tmp_path / file), Columns(["other"], ""))
     assert [fill("{other}.", row) for row in table] == ["b.", ".", "d.", ".", "."]
+
+
+@pytest.mark.parametrize(("text", "end", "found"), [
+    ("Ha\u0300 N", 2, 3), ("ভালো", 3, 4), ("각\u1100\u1161\u11a8 x", 2, 4), ("abc", 2, 2), ("ab", 2, 2),
+])
+def test_an_answer_ends_after_the_marks_of_its_last_character(text, end, found):
+    """`tokenizers` aligns a character that NFC composes with the first of its parts."""
+    assert _end_of_marks(text, end) == found

@@ -350,6 +350,12 @@ def test_split_sentences():
         "One (1.5 kg)?", "Yes!\u201d", "Then", "more.", "No.", "3", "\u6587\u3002\u300d", "\u6587\uff01\uff1f", "end",
     ]
     assert list(split_sentences("")) == [""]
+    for text, count in (
+        ("Er sagte: „Ich gehe.“ Dann ging er.", 2), ("文である．３．１４は数．", 2), ("他问。“为什么？”她说。", 3),
+        ("བོད་ཡིག། བོད་སྐད།", 2), ("ሰላም፧ አዎ።", 2),
+    ):
+        assert len(list(split_sentences(text))) == count and "".join(split_sentences(text)) == text
+    assert [*split_sentences("他问。“为什么？”她说。")][1].startswith("“")
 
 
 def test_sentence_ends(trained, published):
