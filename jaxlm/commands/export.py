@@ -61,7 +61,7 @@ def main(arguments: list[str]) -> None:
     rows = {f.name: value for f in fields if (value := getattr(experiment.data, f.name)) != f.default}
     params = to_host(model.params)  # a collective: every process has shards
     out = main_first(lambda: export_folder(
-        options.out, model.objective, params, model.tokenizer, card, max_length=model.length,
+        options.out, model.objective, params, model.tokenizer, card, max_length=_longest(model, bool(begun)),
         vectors=vectors, stop_ids=model.settings.stop_ids,
         sampling=model.settings.sampling, settings={"fresh": model.fresh, "rows": rows}, step=step,
     ), "write the folder", everywhere=False)
@@ -72,6 +72,16 @@ def main(arguments: list[str]) -> None:
     what = f"the {steps}" if is_mean else f"step {step:,}"
     if out:
         print(f"Wrote {what}{loss} to {out}; its README.md says how it is loaded.")
+
+
+def _longest(model: PretrainedModel, is_imported: bool) -> int | None:
+    """Return the number of tokens at which Transformers is to cut texts.
+
+    Shorter rows do not unlearn the longer ones of a folder, also of one that names no limit.
+    """
+    objective, most = model.objective, model.objective.model.max_length
+    is_own = objective.scores_rows or objective.vector_settings(None) or model.settings.length
+    return most if is_imported and most and not is_own else model.length
 
 
 def _vectors(model: PretrainedModel, pooling: str | None, normalize: bool) -> Vectors | None:

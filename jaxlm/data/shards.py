@@ -65,7 +65,8 @@ class Shards(Work):
     cut: int | None = None
 
     def depends_on(self, part: Part) -> list[Any]:
-        return [FORMAT, part.name, self.tokenizer.fingerprint, self.sentences, self.cut]
+        # 2: the sentences of another version of `split_sentences`
+        return [FORMAT, part.name, self.tokenizer.fingerprint, 2 if self.sentences else False, self.cut]
 
     def write(self, folder: epath.Path, part: Part, progress: Progress) -> None:
         writer = _ShardWriter(folder, self, part.reader.has_mentions)

@@ -325,7 +325,7 @@ class TextData(Data):
             for data in (replace_surrogates(text).encode() for text in texts):
                 read.update(data + b"\0")
                 size += len(data)
-            what = [5, read.hexdigest()]
+            what = [6 if self.tokenizer_kind in ("unigram", "bpe") else 5, read.hexdigest()]
         name = hashlib.sha256(json.dumps([*what, settings, *symbols]).encode()).hexdigest()[:20]
         folder = self.shared_cache / "tokenizers" / name
         if not (folder / MARKER).exists():

@@ -120,9 +120,8 @@ def load_run(path: str | os.PathLike[str], mesh: Sizes = None) -> PretrainedMode
     settings = FolderSettings.from_json(run.metadata.get("settings", {}))
     length = experiment.longest_rows(step) if step else settings.length
     trained = objective.vector_settings(length)
-    known = settings.length or (objective.model.max_length if run.is_imported else 0)
-    if known and step and not trained and not objective.scores_rows:  # shorter rows do not unlearn long ones
-        length = max(length, known)
+    if settings.length and step and not trained and not objective.scores_rows:  # shorter rows do not unlearn long ones
+        length = max(length, settings.length)
     settings = settings.after_training(trained, tokenizer.vocabulary.eos if step else -1)
     return PretrainedModel(objective, params, tokenizer, fresh, str(path), step, length, settings)
 

@@ -189,8 +189,8 @@ def _remarks(experiment: Experiment, pretrained: PretrainedModel | None) -> list
     theirs = RunFolder.read(pretrained.path).experiment if pretrained.step else None
     if theirs is None or theirs.data.source != experiment.data.source:
         return remarks
-    if (share := getattr(theirs.data, "held_out", None)) != getattr(experiment.data, "held_out", None):
-        remarks += [f"{pretrained.path} held out another share of this text, so that it may have been trained on "
+    if (share := getattr(theirs.data, "held_out", 1)) < getattr(experiment.data, "held_out", 0):
+        remarks += [f"{pretrained.path} held out less of this text, so that it may have been trained on "
                     f"documents that are held out here; --data.held-out {share} holds out the same"]
     if (theirs.data.length, theirs.train.seed) != (experiment.data.length, experiment.train.seed):
         return remarks

@@ -33,11 +33,11 @@ _MAX_IDS = 1 << 24
 _GROUP = 1024  # texts that `tokenizers` encodes at a time, since its encodings take some 100 bytes a token
 # Sentence-final punctuation of any script, and closing quotes and brackets.
 _FINAL, _CLOSING = ".!?…。！？｡．؟۔।॥։።፧။។།༎", r"""["'”’»)\]}」』）】›》〉］〕]*"""
-_LOW = "[“‘«]?"  # which close what „, ‚ and » have opened
-_sentence_end = re.compile(rf"\W*[{_FINAL}]{_CLOSING}{_LOW}")
+_LOW = "[“‘«]?"  # which close what „, ‚ and » have opened, and open in other languages
+_sentence_end = re.compile(rf"\W*(?:[{_FINAL}]{_CLOSING}|[.!?…]{_CLOSING}{_LOW})")
 # The end of a sentence in running text and the white space after it, which full-width punctuation does without.
 _between_sentences = re.compile(
-    rf"(?:[{_FINAL}]{_CLOSING}{_LOW}(?=\s)|(?:[。！？｡]|(?<!\d)．|．(?!\d))+{_CLOSING}|\n)\s*"
+    rf"(?:[།༎](?:\s*[།༎])+|[{_FINAL}]{_CLOSING}{_LOW}(?=\s)|(?:[。！？｡]|(?<![\dA-Za-zＡ-Ｚａ-ｚ])．)+{_CLOSING}|\n)\s*"
 )
 _mt5_sentinel = re.compile(r"(?:^|\s+)(<extra_id_\d+>)")
 # Pieces that continue a word of an n-gram, as in ALBERT's create_pretraining_data.py.

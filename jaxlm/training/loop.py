@@ -202,7 +202,7 @@ def evaluate(program: Program, state: TrainState, feed: Feed) -> dict[str, float
 
     They are the mean of every term over the held-out batches; "loss", their weighted sum as in training; and, if
     `train.best_by` does not name a loss, the metrics of a task. Of a mixture they are the means over its sources by
-    their shares; the primary metric and bits per byte are also told for each source, as "wiki_mlm_loss".
+    their shares, and that of the primary metric is also told for each source, as "wiki_mlm_loss".
     """
     name, parts = program.train.best_by, {}
     for source in feed.held_out_shares:
@@ -216,8 +216,7 @@ def evaluate(program: Program, state: TrainState, feed: Feed) -> dict[str, float
         found = [(feed.held_out_shares[source], part[figure]) for source, part in parts.items() if figure in part]
         figures[figure] = sum(share * value for share, value in found) / sum(share for share, _ in found)
     primary = program.eval_objective.primary_metric
-    for each in (primary, "bits_per_byte"):
-        figures |= {f"{source}_{each}": part[each] for source, part in parts.items() if source and each in part}
+    figures |= {f"{source}_{primary}": part[primary] for source, part in parts.items() if source and primary in part}
     if program.objective.scores_rows and name and not name.endswith("loss"):
         scores = program.objective.score_rows(state.eval_params, feed.source, feed.length, program.train.batch_size)
         figures |= {figure: float(value) for figure, value in scores.items()}

@@ -351,7 +351,9 @@ def test_split_sentences():
     ]
     assert list(split_sentences("")) == [""]
     for text, count in (
-        ("Er sagte: „Ich gehe.“ Dann ging er.", 2), ("文である．３．１４は数．", 2), ("他问。“为什么？”她说。", 3),
+        ("Er sagte: „Ich gehe.“ Dann ging er.", 2), ("文である．３．１４は数．", 2), ("１．はじめに。", 1),
+        ("Ｊ．Ｓ．バッハ", 1),
+        ("ཀ། །ཁ། །", 2), ("他问。“为什么？”她说。", 3),
         ("བོད་ཡིག། བོད་སྐད།", 2), ("ሰላም፧ አዎ።", 2),
     ):
         assert len(list(split_sentences(text))) == count and "".join(split_sentences(text)) == text

@@ -266,7 +266,7 @@ def test_a_run_that_has_parameters_of_its_own_takes_no_others(preset, finished, 
     assert begin(preset, second, finished, "--train.steps", "1") == 0
     assert f"read from the beginning, in the order of {finished}; --train.seed 1" in capsys.readouterr().out
     assert begin(preset, tmp_path / "third", finished, "--train.steps", "1", "--data.held-out", "0.3") == 0
-    assert f"{finished} held out another share of this text" in capsys.readouterr().out
+    assert f"{finished} held out less of this text" in capsys.readouterr().out
     said = refused(capsys, "pretrain", preset, "--run-dir", second, "--init-from", run, "--train.steps", "2")
     assert f"{second} began from {finished}" in said
     assert begin(preset, second, finished / ".." / finished.name, "--train.steps", "2") == 0
