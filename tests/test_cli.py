@@ -133,7 +133,7 @@ def test_mistakes_in_names(preset, tmp_path, capsys):
         (["tokenizer", "train", "gs://bucket/vocabulary", "--data.source", other], "a local folder; tokenizers are"),
         (["pretrain", preset, "--run-dir", tmp_path / "\udcff"], "is not UTF-8, which runs need; choose another"),
         (["show", preset, "--data.tokenizer", fifo], "fifo is neither a file nor a folder"),
-        (["show", preset, "--data.tokenizer", "http://host/vocab.txt"], "http://host/vocab.txt cannot be read"),
+        (["show", preset, "--data.tokenizer", "http://host/vocab.txt"], "host/vocab.txt is a web address; download"),
         (["import", "b" * 300, other / "new"], "cannot be read or written (File name too long)."),
         (["pretrian", preset], "there is no command 'pretrian'; the commands are pretrain, show"),
         (["export", tmp_path / "nothing", tmp_path / "out"], "nothing is not a jaxlm run folder"),

@@ -194,6 +194,7 @@ def test_text_and_token_stores(store, request, tmp_path, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(InterruptedError):
         for room in ("store", "text"):
             patch.setattr(f"jaxlm.data.{room}.is_finished", lambda folder: False)
+        patch.setattr("jaxlm.data.store.read_facts", lambda *_: (_ for _ in ()).throw(UserError("not seen")))
         patch.setattr("jaxlm.data.splits._SplitWriter.add", lambda *_: (_ for _ in ()).throw(InterruptedError))
         data.open(data.prepare_tokenizer())
     assert (again.train.tokens.read(0, 100) == ours.train.tokens.read(0, 100)).all()
