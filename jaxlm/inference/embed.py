@@ -52,9 +52,8 @@ def embed(
         UserError: A text has no tokens, the length is below 3, or the model has no summary token.
     """
     objective, vocabulary = loaded.objective, loaded.tokenizer.vocabulary
-    model = objective.model.text_model
-    text_params = objective.model.text_params(loaded.params)
-    text_params = {name: leaf for name, leaf in text_params.items() if name not in model.output_params}  # as in exports
+    model, found = objective.model.text_model, objective.model.text_params(loaded.params)
+    text_params = {name: leaf for name, leaf in found.items() if name not in model.output_params}  # as in exports
     length = 512 if length is None else length
     is_late = bool((trained := objective.vector_settings(None)) and trained.similarity == "maxsim")
     if is_late and role == "query":
@@ -78,8 +77,7 @@ def embed(
         ids, mask = pad([rows[number].input_ids for number in filled], value=max(vocabulary.pad, 0))
         segments, _ = pad([rows[number].segments for number in filled])
         ids, segments, mask = (x[:, :max_length] for x in (ids, segments, mask.astype(np.int32)))
-        inputs = Inputs(ids, segments, mask, padding=AtEnd())
-        found = run_rows(compute, text_params, inputs)
+        found = run_rows(compute, text_params, Inputs(ids, segments, mask, padding=AtEnd()))
         if is_late:
             for number, vector in zip(filled, found, strict=True):
                 vectors[number] = vector[np.any(vector, axis=1)]
